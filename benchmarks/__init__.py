@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against peers and physical limits, measured in one run."""

@@ -1,0 +1,5 @@
+"""``python -m mergegit``."""
+
+from mergegit.cli import main
+
+main()

@@ -1,0 +1,79 @@
+"""`mergegit add`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mergegit.cli.common import json_option, open_repository, print_json, threads_option
+from mergegit.cli.progress import progress_bar
+from mergegit.cli.text import human_bytes, human_seconds, percent, plural
+from mergegit.repository.naming import short
+
+
+@click.command("add")
+@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.option("--name", help="The branch's name; by default the checkpoint's.")
+@click.option("--base", metavar="REF", help="The commit that the checkpoint was trained from.")
+@click.option("--no-base", is_flag=True, help="Add it as a base of its own.")
+@click.option("-m", "--message", help="What to write in the commit.")
+@threads_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    checkpoint: Path,
+    name: str | None,
+    base: str | None,
+    no_base: bool,
+    message: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Store CHECKPOINT as a commit.
+
+    CHECKPOINT is a directory as Hugging Face tools write it, or one safetensors file. The commit
+    goes on a branch of its name, with its base as parent: by default the one in the repository
+    that has the same tensor names and shapes. Blocks that are there already are not stored again.
+    """
+    if base is not None and no_base:
+        raise click.UsageError("--base and --no-base exclude each other.")
+    repository = open_repository(ctx, writes=True, threads=threads)
+    with progress_bar() as progress:
+        report = repository.add(
+            checkpoint, name=name, base=base, no_base=no_base, message=message, progress=progress
+        )
+    if as_json:
+        print_json(
+            {
+                "commit": report.commit.hex(),
+                "branch": report.branch,
+                "is_new": report.is_new,
+                "base": report.base.hex() if report.base else None,
+                "base_ref": report.base_ref,
+                "tensors": report.tensors,
+                "total_bytes": report.total_bytes,
+                "new_bytes": report.new_bytes,
+                "blocks": report.blocks,
+                "new_blocks": report.new_blocks,
+                "seconds": round(report.seconds, 3),
+                "notes": list(report.notes),
+            }
+        )
+        return
+    for note in report.notes:
+        click.echo(f"{click.style('note:', fg='yellow')} {note}", err=True)
+    commit = click.style(short(report.commit), fg="yellow")
+    if not report.is_new:
+        click.echo(f"{report.branch} is there already, at {commit}; nothing to add")
+        return
+    on = f" on base {report.base_ref}" if report.base_ref else " as a base"
+    click.echo(f"{report.branch} added{on}: {commit}")
+    click.echo(
+        f"  {plural(report.tensors, 'tensor')}, {human_bytes(report.total_bytes)}; "
+        f"new {human_bytes(report.new_bytes)} "
+        f"({percent(report.new_bytes, report.total_bytes)}) "
+        f"in {plural(report.new_blocks, 'block')} of {report.blocks:,}; "
+        f"{human_seconds(report.seconds)}"
+    )

@@ -1,0 +1,98 @@
+"""A commit as people and programs are shown it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from mergegit.cli.text import human_bytes, human_seconds, local_time
+from mergegit.objects import Commit, CommitId
+from mergegit.repository import Repository
+from mergegit.repository.naming import short
+
+
+def names_by_commit(repository: Repository) -> dict[CommitId, list[str]]:
+    """The branches and tags of each commit; tags are marked as Git marks them."""
+    names: dict[CommitId, list[str]] = {}
+    for name, commit in repository.branches().items():
+        names.setdefault(commit, []).append(name)
+    for name, commit in repository.tags().items():
+        names.setdefault(commit, []).append(f"tag: {name}")
+    return names
+
+
+def decoration(names: Sequence[str]) -> str:
+    """`` (branch, tag: v1)``, or nothing."""
+    if not names:
+        return ""
+    styled = [
+        click.style(name, fg="bright_yellow" if name.startswith("tag: ") else "green", bold=True)
+        for name in names
+    ]
+    return f" ({', '.join(styled)})"
+
+
+def oneline(commit_id: CommitId, commit: Commit, names: Sequence[str]) -> str:
+    return f"{click.style(short(commit_id), fg='yellow')}{decoration(names)} {commit.title}"
+
+
+def full_lines(
+    commit_id: CommitId, commit: Commit, names: Mapping[CommitId, Sequence[str]]
+) -> list[str]:
+    """A commit as `log` shows it: the head first, then the rest."""
+    head = click.style(f"commit {commit_id.hex()}", fg="yellow")
+    lines = [head + decoration(names.get(commit_id, ()))]
+    if commit.parents:
+        listed = [
+            names[parent][0] if names.get(parent) else short(parent) for parent in commit.parents
+        ]
+        lines.append(f"{'Base' if len(listed) == 1 else 'Merge'}:   {' '.join(listed)}")
+    lines.append(f"Author: {commit.author}")
+    lines.append(f"Date:   {local_time(commit.time)}")
+    if commit.recipe:
+        lines.append(f"Recipe: {recipe_line(commit.recipe)}")
+    if commit.execution:
+        lines.append(f"Read:   {execution_line(commit.execution)}")
+    lines.append("")
+    lines += [f"    {line}" for line in commit.message.splitlines()]
+    return lines
+
+
+def recipe_line(recipe: Mapping[str, Any]) -> str:
+    """The method with its parameters, then what differs between experts."""
+    shared = [f"{key}={_value(value)}" for key, value in recipe["parameters"].items()]
+    experts = [
+        f"{expert['ref']}({', '.join(f'{k}={_value(v)}' for k, v in expert['parameters'].items())})"
+        for expert in recipe["experts"]
+    ]
+    return " ".join([recipe["method"], *shared, *experts])
+
+
+def execution_line(execution: Mapping[str, Any]) -> str:
+    return (
+        f"{human_bytes(execution['read_bytes'])} of experts, "
+        f"{human_bytes(execution['base_read_bytes'])} of the base; "
+        f"wrote {human_bytes(execution['written_bytes'])} "
+        f"in {human_seconds(execution['seconds'])}"
+    )
+
+
+def commit_json(commit_id: CommitId, commit: Commit, names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "commit": commit_id.hex(),
+        "refs": list(names),
+        "manifest": commit.manifest.hex(),
+        "parents": [parent.hex() for parent in commit.parents],
+        "author": commit.author,
+        "time": commit.time,
+        "message": commit.message,
+        "recipe": commit.recipe,
+        "plan": commit.plan.hex() if commit.plan else None,
+        "execution": commit.execution,
+    }
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()

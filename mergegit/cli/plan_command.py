@@ -1,0 +1,63 @@
+"""`mergegit plan`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from mergegit.cli.common import json_option, open_repository, print_json, threads_option
+from mergegit.cli.merge_options import make_recipe, merge_options
+from mergegit.cli.plan_text import plan_json, print_curve, print_plan
+from mergegit.cli.progress import progress_bar
+
+
+@click.command("plan")
+@merge_options
+@click.option("--curve", is_flag=True, help="Predicted error at budgets from 1% to 100%.")
+@click.option(
+    "--save", type=click.File("wb"), metavar="FILE", help="Keep the plan for `merge --plan FILE`."
+)
+@threads_option
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    experts: tuple[str, ...],
+    budget: str | None,
+    curve: bool,
+    save: Any,
+    threads: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show what a merge of EXPERTS would read, and what that costs in fidelity.
+
+    Reads no weights: everything comes from what was measured when the experts were added.
+    """
+    if not experts:
+        raise click.UsageError("Name at least one expert.")
+    if curve and (budget or save):
+        raise click.UsageError("--curve goes without --budget and --save.")
+    repository = open_repository(ctx, writes=True, threads=threads)
+    recipe = make_recipe(repository, experts, **options)
+    with progress_bar() as progress:
+        if curve:
+            reports = repository.plan_curve(recipe, progress=progress)
+        else:
+            report = repository.plan(recipe, budget=budget, progress=progress)
+    if curve:
+        if as_json:
+            print_json([plan_json(report) for report in reports])
+        else:
+            print_curve(reports)
+        return
+    if save:
+        from mergegit.encoding import encode
+
+        save.write(encode(report.plan))
+    if as_json:
+        print_json(plan_json(report))
+    else:
+        print_plan(report)

@@ -1,0 +1,214 @@
+"""The weighted sum of deltas that most methods are, in one pass over a block.
+
+For every element, with deltas d_k = expert_k - base in float32:
+
+    c_k  = w_k * s_k * d_k     where element k is kept, else 0
+    out  = base_scale * base + lambda * (sum of c_k) / divisor
+
+An element is kept where |d_k| reaches ``threshold[k]`` and where a draw from a counter-based
+generator falls below ``keep[k]``. With ``elect``, only those c_k count whose sign is that of their
+sum (zero counts as positive), and the divisor, with ``normalize``, is the sum of their weights;
+without it the divisor is the sum of all weights. A divisor of zero becomes one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mergegit.dtypes import DTYPES
+from mergegit.kernels.floats import PIECE, Bytes, Floats, compiled, from_float32, load, round_bf16
+
+DELTA: Final = 0
+"""Code of a row that holds float32 deltas where others hold an expert's elements."""
+
+ALWAYS: Final = 1 << 32
+"""``keep`` of an expert whose elements are never dropped at random."""
+
+_BF16: Final = DTYPES["BF16"].code
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """What the sum needs to know of one tensor's experts, K of them.
+
+    ``weights``, ``scales`` and ``thresholds`` are float32; ``keep`` (uint64) is the probability of
+    keeping an element, times 2^32; ``keys`` (uint64) seed each expert's draws.
+    """
+
+    weights: Floats
+    scales: Floats
+    thresholds: Floats
+    keep: npt.NDArray[np.uint64]
+    keys: npt.NDArray[np.uint64]
+    base_scale: float = 1.0
+    factor: float = 1.0
+    elect: bool = False
+    normalize: bool = False
+
+
+def combine(
+    rows: npt.NDArray[np.uint8],
+    codes: npt.NDArray[np.int64],
+    used: npt.NDArray[np.int64],
+    base: Bytes,
+    base_dtype: str,
+    elements: int,
+    first: int,
+    coefficients: Coefficients,
+    out_dtype: str,
+) -> bytes | memoryview:
+    """One merged block, rounded once to ``out_dtype``.
+
+    ``rows[j]`` holds, as bytes, the block of expert ``used[j]``, of element type ``codes[j]``;
+    experts that are not in ``used`` contribute a delta of zero. ``first`` is the index of the
+    block's first element in its tensor.
+    """
+    c = coefficients
+    wide = np.empty(elements if out_dtype != "BF16" else 0, np.float32)
+    narrow = np.empty(elements if out_dtype == "BF16" else 0, np.uint16)
+    _combine(
+        rows,
+        codes,
+        used,
+        base,
+        DTYPES[base_dtype].code,
+        elements,
+        first,
+        c.weights,
+        c.scales,
+        c.thresholds,
+        c.keep,
+        c.keys,
+        np.float32(c.base_scale),
+        np.float32(c.factor),
+        c.elect,
+        c.normalize,
+        DTYPES[out_dtype].code,
+        wide,
+        narrow,
+    )
+    return narrow.data.cast("B") if out_dtype == "BF16" else from_float32(wide, out_dtype)
+
+
+@compiled
+def draw(key: Any, index: Any) -> Any:
+    """32 random bits for one element: SplitMix64 at position ``index`` of the stream ``key``."""
+    z = key + (np.uint64(index) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (z ^ (z >> np.uint64(31))) >> np.uint64(32)
+
+
+@compiled
+def _load_contribution(
+    row: Bytes, code: int, reference: Floats, start: int, stop: int, first: int, weight: Any,
+    scale: Any, threshold: Any, keep: Any, key: Any, out: Floats,
+) -> None:  # fmt: skip
+    """c_k of a piece: the trimmed, rescaled and weighted deltas of one expert."""
+    n = stop - start
+    if code == 0:
+        deltas = row.view(np.float32)
+        for i in range(n):
+            out[i] = deltas[start + i]
+    else:
+        load(code, row, start, stop, out)
+        for i in range(n):
+            out[i] -= reference[i]
+    if threshold > 0:
+        for i in range(n):
+            if not abs(out[i]) >= threshold:
+                out[i] = np.float32(0.0)
+    if keep < np.uint64(1 << 32):
+        for i in range(n):
+            if draw(key, first + start + i) >= keep:
+                out[i] = np.float32(0.0)
+    if scale != np.float32(1.0):
+        for i in range(n):
+            out[i] *= scale
+    for i in range(n):
+        out[i] *= weight
+
+
+@compiled
+def _combine(
+    rows: Any, codes: Any, used: Any, base: Bytes, base_code: int, n: int, first: int,
+    weights: Floats, scales: Floats, thresholds: Floats, keep: Any, keys: Any, base_scale: Any,
+    factor: Any, elect: bool, normalize: bool, out_code: int, wide: Floats, narrow: Any,
+) -> None:  # fmt: skip
+    count = used.size
+    parts = np.empty((count, PIECE), np.float32)
+    reference = np.empty(PIECE, np.float32)
+    total = np.empty(PIECE, np.float32)
+    divisor = np.empty(PIECE, np.float32)
+    zero = np.float32(0.0)
+    one = np.float32(1.0)
+    weight_sum = zero
+    for k in range(weights.size):
+        weight_sum += weights[k]
+    # Weights that cancel leave nothing sensible to divide by.
+    constant = weight_sum if normalize and abs(weight_sum) >= np.float32(1e-8) else one
+    for start in range(0, n, PIECE):
+        stop = min(n, start + PIECE)
+        m = stop - start
+        load(base_code, base, start, stop, reference)
+        for i in range(m):
+            total[i] = zero
+        for j in range(count):
+            k = used[j]
+            _load_contribution(
+                rows[j], codes[j], reference, start, stop, first, weights[k], scales[k],
+                thresholds[k], keep[k], keys[k], parts[j],
+            )  # fmt: skip
+            for i in range(m):
+                total[i] += parts[j, i]
+        if elect:
+            for i in range(m):
+                # From here on `divisor` holds the elected sign, then the agreeing weights.
+                divisor[i] = one if total[i] >= zero else -one
+                total[i] = zero
+            if normalize:
+                _sum_agreeing_normalized(parts, used, weights, m, divisor, total)
+            else:
+                _sum_agreeing(parts, m, divisor, total)
+                for i in range(m):
+                    divisor[i] = one
+        else:
+            for i in range(m):
+                divisor[i] = constant
+        for i in range(m):
+            total[i] = base_scale * reference[i] + factor * (total[i] / divisor[i])
+        if out_code == _BF16:
+            round_bf16(total, start, stop, narrow)
+        else:
+            for i in range(m):
+                wide[start + i] = total[i]
+
+
+@compiled
+def _sum_agreeing(parts: Any, m: int, sign: Floats, total: Floats) -> None:
+    for j in range(parts.shape[0]):
+        for i in range(m):
+            c = parts[j, i]
+            if c * sign[i] > np.float32(0.0):
+                total[i] += c
+
+
+@compiled
+def _sum_agreeing_normalized(
+    parts: Any, used: Any, weights: Floats, m: int, sign: Floats, total: Floats
+) -> None:
+    """Sum the parts that agree with ``sign``; then ``sign`` becomes the divisor."""
+    agreeing = np.zeros(m, np.float32)
+    for j in range(parts.shape[0]):
+        weight = weights[used[j]]
+        for i in range(m):
+            c = parts[j, i]
+            if c * sign[i] > np.float32(0.0):
+                total[i] += c
+                agreeing[i] += weight
+    for i in range(m):
+        sign[i] = agreeing[i] if agreeing[i] != np.float32(0.0) else np.float32(1.0)

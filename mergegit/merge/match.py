@@ -1,0 +1,101 @@
+"""Which tensors of a base and its experts are merged, and why the others are not.
+
+Works on names, dtypes, shapes and ids alone: every mismatch is found before a weight is read, and
+every input tensor is accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mergegit.dtypes import DTYPES
+from mergegit.errors import Mismatch
+from mergegit.objects import Tensor, TensorId
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model's tensors: ``tensors`` gives each name its object, ``ids`` its id."""
+
+    ref: str
+    tensors: Mapping[str, Tensor]
+    ids: Mapping[str, TensorId]
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """``merged`` are the names of tensors that are merged, in order; ``kept`` gives every other
+    input tensor the reason why it is taken from the base, or left out."""
+
+    merged: tuple[str, ...]
+    kept: Mapping[str, str]
+
+
+def match(base: Model, experts: Sequence[Model], *, ignore_extra: bool) -> Matching:
+    """Match experts' tensors with the base's by name. Raises ``Mismatch``."""
+    kept: dict[str, str] = {}
+    merged = []
+    for name in sorted(base.tensors):
+        tensor = base.tensors[name]
+        lacking = [expert.ref for expert in experts if name not in expert.tensors]
+        for expert in experts:
+            if name in expert.tensors:
+                _check_shape(name, base, expert)
+        differing = [
+            expert.ref
+            for expert in experts
+            if name in expert.ids and expert.ids[name] != base.ids[name]
+        ]
+        if not DTYPES[tensor.dtype].is_float:
+            kept[name] = _why_kept(tensor.dtype, differing)
+        elif len(lacking) == len(experts):
+            kept[name] = "no expert has it: the base's"
+        else:
+            merged.append(name)
+            for expert in experts:
+                if name in expert.tensors:
+                    _check_dtype(name, expert)
+            if lacking:
+                kept[name] = f"{', '.join(lacking)} lack it and count with the base's"
+    extra = {
+        name: expert.ref
+        for expert in experts
+        for name in sorted(expert.tensors)
+        if name not in base.tensors
+    }
+    if extra and not ignore_extra:
+        name, ref = next(iter(extra.items()))
+        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise Mismatch(
+            f"expert {ref} has tensor {name}{more}, which base {base.ref} lacks",
+            hint="leave such tensors out with --ignore-extra, or choose another --base",
+        )
+    kept.update({name: f"only {ref} has it: left out" for name, ref in extra.items()})
+    return Matching(tuple(merged), kept)
+
+
+def _why_kept(dtype: str, differing: Sequence[str]) -> str:
+    if differing:
+        return f"{dtype} can't be merged: the base's, though {', '.join(differing)} differ"
+    return f"{dtype} can't be merged: the base's"
+
+
+def _check_shape(name: str, base: Model, expert: Model) -> None:
+    ours, theirs = base.tensors[name].shape, expert.tensors[name].shape
+    if ours != theirs:
+        raise Mismatch(
+            f"tensor {name} is {list(ours)} in {base.ref} but {list(theirs)} in {expert.ref}",
+            hint="merge models of one shape; vocabularies of different length must be aligned first"
+            if ours[1:] == theirs[1:]
+            else "choose the base that the expert was trained from with --base",
+        )
+
+
+def _check_dtype(name: str, expert: Model) -> None:
+    dtype = expert.tensors[name].dtype
+    if not DTYPES[dtype].is_float:
+        raise Mismatch(
+            f"tensor {name} is {dtype} in {expert.ref}, which can't be merged",
+            hint="add the expert in an unquantised dtype",
+        )

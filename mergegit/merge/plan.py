@@ -1,0 +1,286 @@
+"""The planner: which layers of which expert blocks a merge reads, under a budget.
+
+A pure function over arrays: no disk, no tensors, no clock. The same problem gives the same plan.
+
+For every (expert, block) there is a *ladder*: each layer costs stored bytes and leaves less of the
+delta's energy unread. Reading a layer of an expert with weight w removes w^2 times the energy that
+the layer takes away from the squared error of the merged delta. Within the budget, the planner
+takes steps in the order of error removed per byte, on the concave hull of each ladder: that is
+within one step of the best choice. Tensors so small that they cost nothing come first and whole.
+Ties go to the earlier expert, then layer, then block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from mergegit.encoding import round_error
+from mergegit.objects import CommitId, ExpertPlan, Plan
+
+TINY_ELEMENTS: Final = 1 << 14
+"""Tensors of at most this many elements (norms, biases) are read whole and first."""
+
+CURVE: Final = (1, 2, 5, 10, 20, 50, 100)
+"""Budgets of a curve, in per cent of the raw bytes."""
+
+Ints = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ladders:
+    """One expert as the planner sees it, over N blocks with at most L layers each.
+
+    ``weights`` (N) is the absolute weight of the expert in each block. ``costs`` (N, L) are the
+    stored bytes of each layer. ``remaining`` (N, L + 1) is the energy of the delta that is unread
+    after 0, 1, ... layers. ``depths`` (N) is the number of layers; zero where the expert
+    contributes nothing to the block, which is then free. ``leaders`` (N) is the index of the first
+    expert that stores the very same bytes for the block: they are read and paid once.
+    """
+
+    ref: str
+    commit: CommitId
+    raw_bytes: int
+    weights: Reals
+    costs: Ints
+    remaining: Reals
+    depths: npt.NDArray[np.uint8]
+    leaders: npt.NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """All that a plan depends on.
+
+    ``tiny`` (N, bool) marks blocks of tiny tensors; ``always`` (N, bool) those that are computed
+    even where no expert is read; ``base_bytes`` (N) are the stored bytes of the base's blocks and
+    ``write_bytes`` (N) the bytes of the merged ones. ``merged_energy`` is that of the full-read
+    merge's delta. ``first_step`` is the number of layers that the first step reads at least.
+    """
+
+    recipe: Mapping[str, Any]
+    base: CommitId
+    tensors: tuple[str, ...]
+    kept: Mapping[str, str]
+    experts: Sequence[Ladders]
+    tiny: npt.NDArray[np.bool_]
+    always: npt.NDArray[np.bool_]
+    base_bytes: Ints
+    write_bytes: Ints
+    merged_energy: float
+    additive: bool
+    first_step: int = 1
+
+    @property
+    def raw_bytes(self) -> int:
+        """What a tool that reads every expert whole would read."""
+        return sum(expert.raw_bytes for expert in self.experts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Steps up the ladders, in the order in which they are taken.
+
+    Each goes from ``start`` layers to ``stop`` on a ladder, numbered expert by expert.
+    """
+
+    ladder: Ints
+    start: npt.NDArray[np.uint8]
+    stop: npt.NDArray[np.uint8]
+    cost: Ints
+
+
+class Planner:
+    """Plans one problem at any number of budgets: the order of steps is found once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._blocks = problem.tiny.size
+        experts = range(len(problem.experts))
+        self._leads = [problem.experts[k].leaders == k for k in experts]
+        self._weights = self._group_weights()
+        self._steps = self._order_steps()
+        self._everything = int(self._steps.cost.sum())
+
+    def plan(self, budget_bytes: int | None = None) -> Plan:
+        """The plan within ``budget_bytes`` stored bytes of experts; None is a full read."""
+        return self._state(self._choose(budget_bytes), budget_bytes)
+
+    def curve(self, percents: Sequence[int] = CURVE) -> list[tuple[int, Plan]]:
+        """Plans at budgets in per cent of the raw bytes."""
+        raw = self.problem.raw_bytes
+        return [(percent, self.plan(raw * percent // 100)) for percent in percents]
+
+    def _group_weights(self) -> list[Reals]:
+        """Weights by which errors count: those that share stored bytes make the same error."""
+        weights = [expert.weights.astype(np.float64) for expert in self.problem.experts]
+        for k, expert in enumerate(self.problem.experts):
+            for leader in np.unique(expert.leaders):
+                if leader != k:
+                    shared = expert.leaders == leader
+                    weights[leader][shared] += weights[k][shared]
+        return weights
+
+    def _order_steps(self) -> _Steps:
+        parts: list[tuple[npt.NDArray[Any], ...]] = []
+        for k, expert in enumerate(self.problem.experts):
+            mine = np.flatnonzero((expert.depths > 0) & self._leads[k])
+            parts.extend(self._hull(k, mine))
+        if not parts:
+            nothing = np.zeros(0, np.int64)
+            return _Steps(nothing, nothing.astype(np.uint8), nothing.astype(np.uint8), nothing)
+        ladder, start, stop, cost, slope = (
+            np.concatenate(column) for column in zip(*parts, strict=True)
+        )
+        order = np.argsort(-slope, kind="stable")
+        return _Steps(ladder[order], start[order], stop[order], cost[order])
+
+    def _hull(self, k: int, blocks: Ints) -> list[tuple[npt.NDArray[Any], ...]]:
+        """Steps along the concave hulls of an expert's ladders, with error removed per byte.
+
+        From where a ladder stands, the next step goes to the layer that removes most per byte on
+        the way, the farther one where two are equal.
+        """
+        expert = self.problem.experts[k]
+        layers = expert.costs.shape[1]
+        depth = expert.depths[blocks].astype(np.int64)
+        total = np.zeros((blocks.size, layers + 1), np.int64)
+        np.cumsum(expert.costs[blocks], axis=1, out=total[:, 1:])
+        error = expert.remaining[blocks] * (self._weights[k][blocks] ** 2)[:, None]
+        tiny = self.problem.tiny[blocks]
+        first = np.minimum(self.problem.first_step, depth)
+        rows = np.arange(blocks.size)
+        at = np.zeros(blocks.size, np.int64)
+        last_slope = np.full(blocks.size, np.inf)
+        parts: list[tuple[npt.NDArray[Any], ...]] = []
+        while rows.size:
+            here_cost, here_error = total[rows, at[rows]], error[rows, at[rows]]
+            best = np.full(rows.size, -1.0)
+            target = np.zeros(rows.size, np.int64)
+            for layer in range(1, layers + 1):
+                open_to = (layer > at[rows]) & (layer <= depth[rows]) & (layer >= first[rows])
+                open_to &= ~tiny[rows] | (layer == depth[rows])
+                gain = np.maximum(here_error - error[rows, layer], 0.0)
+                cost = np.maximum(total[rows, layer] - here_cost, 1)
+                slope = np.where(open_to, gain / cost, -2.0)
+                better = slope >= best
+                best, target = np.where(better, slope, best), np.where(better, layer, target)
+            best = np.minimum(best, last_slope[rows])
+            last_slope[rows] = best
+            parts.append(
+                (
+                    k * self._blocks + blocks[rows],
+                    at[rows].astype(np.uint8),
+                    target.astype(np.uint8),
+                    total[rows, target] - here_cost,
+                    np.where(tiny[rows], np.inf, best),
+                )
+            )
+            at[rows] = target
+            rows = rows[at[rows] < depth[rows]]
+        return parts
+
+    def _choose(self, budget_bytes: int | None) -> npt.NDArray[np.uint8]:
+        """How many layers of each (expert, block) are read."""
+        steps = self._steps
+        chosen = np.zeros(len(self.problem.experts) * self._blocks, np.uint8)
+        if budget_bytes is None or budget_bytes >= self._everything:
+            prefix = steps.cost.size
+        else:
+            spent = np.cumsum(steps.cost)
+            prefix = int(np.searchsorted(spent, budget_bytes, side="right"))
+        # Later steps of a ladder come later in the order: the last assignment stands.
+        chosen[steps.ladder[:prefix]] = steps.stop[:prefix]
+        if prefix < steps.cost.size:
+            assert budget_bytes is not None
+            self._fill(chosen, prefix, budget_bytes - int(steps.cost[:prefix].sum()))
+        choice = chosen.reshape(len(self.problem.experts), self._blocks)
+        for k, expert in enumerate(self.problem.experts):
+            for leader in np.unique(expert.leaders):
+                if leader != k:
+                    shared = (expert.leaders == leader) & (expert.depths > 0)
+                    choice[k][shared] = choice[leader][shared]
+        return choice
+
+    def _fill(self, chosen: npt.NDArray[np.uint8], prefix: int, left: int) -> None:
+        """Spend what is left of the budget on later steps that still fit, in order."""
+        steps = self._steps
+        candidates = prefix + np.flatnonzero(steps.cost[prefix:] <= left)
+        while candidates.size:
+            ready = chosen[steps.ladder[candidates]] == steps.start[candidates]
+            fits = steps.cost[candidates] <= left
+            usable = np.flatnonzero(ready & fits)
+            if not usable.size:
+                return
+            # As many as fit at once, one step of a ladder at a time.
+            take = candidates[usable]
+            spent = np.cumsum(steps.cost[take])
+            count = max(int(np.searchsorted(spent, left, side="right")), 1)
+            take = take[:count]
+            chosen[steps.ladder[take]] = steps.stop[take]
+            left -= int(steps.cost[take].sum())
+            candidates = candidates[usable[count - 1] + 1 :]
+
+    def _state(self, choice: npt.NDArray[np.uint8], budget_bytes: int | None) -> Plan:
+        problem = self.problem
+        rows = np.arange(self._blocks)
+        experts = []
+        squared = 0.0
+        worst = np.zeros(self._blocks)
+        for k, expert in enumerate(problem.experts):
+            layers = choice[k]
+            paid = np.where(self._leads[k], layers, 0)
+            layer_bytes = tuple(
+                int(expert.costs[paid > layer, layer].sum())
+                for layer in range(expert.costs.shape[1])
+            )
+            unread = np.where(expert.depths > 0, expert.remaining[rows, layers], 0.0)
+            mine = expert.weights**2
+            whole = float(mine @ np.where(expert.depths > 0, expert.remaining[:, 0], 0.0))
+            squared += float((self._weights[k] ** 2)[self._leads[k]] @ unread[self._leads[k]])
+            worst += expert.weights * np.sqrt(unread)
+            free = int(np.count_nonzero(expert.depths == 0))
+            read = int(np.count_nonzero(layers))
+            experts.append(
+                ExpertPlan(
+                    ref=expert.ref,
+                    commit=expert.commit,
+                    raw_bytes=expert.raw_bytes,
+                    planned_bytes=sum(layer_bytes),
+                    layer_bytes=layer_bytes,
+                    blocks_read=read,
+                    blocks_free=free,
+                    blocks_skipped=self._blocks - free - read,
+                    predicted_error=_relative(float(mine @ unread), whole),
+                    layers=layers.tobytes(),
+                )
+            )
+        touched = choice.any(axis=0) | problem.always
+        bound = _relative(float(worst @ worst), problem.merged_energy)
+        return Plan(
+            recipe=problem.recipe,
+            base=problem.base,
+            tensors=problem.tensors,
+            kept=problem.kept,
+            raw_bytes=problem.raw_bytes,
+            budget_bytes=budget_bytes,
+            planned_bytes=sum(expert.planned_bytes for expert in experts),
+            base_bytes=int(problem.base_bytes[touched].sum()),
+            write_bytes=int(problem.write_bytes[touched].sum()),
+            predicted_error=_relative(squared, problem.merged_energy),
+            error_bound=bound if problem.additive else None,
+            experts=tuple(experts),
+        )
+
+
+def _relative(error: float, energy: float) -> float:
+    """The root of error over energy; nothing is no error, and nothing can be lost of nothing."""
+    if error <= 0.0:
+        return 0.0
+    return round_error(math.sqrt(error / energy)) if energy > 0.0 else 1.0

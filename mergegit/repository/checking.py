@@ -1,0 +1,247 @@
+"""`fsck`: is everything that the refs need there, and is it what its id says?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mergegit.encoding import decode, hash_object
+from mergegit.errors import Damaged, MergegitError
+from mergegit.objects import BlockId, Commit, CommitId, Manifest, Tensor, TensorId
+from mergegit.pipeline import ordered_map
+from mergegit.repository.naming import short
+from mergegit.storage.catalog import Catalog, PackFile, StoredForm
+from mergegit.storage.location import Location
+from mergegit.storage.pack import Header, scan
+from mergegit.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something damaged or missing: what it is, and the commits (as refs and ids) that need it."""
+
+    what: str
+    commits: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What a check found. ``notes`` are harmless; ``problems`` are not."""
+
+    packs: int = 0
+    blocks: int = 0
+    objects: int = 0
+    commits: int = 0
+    checked_bytes: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.problems
+
+
+def check(store: Store, *, threads: int, progress: Callable[[int, int], None]) -> CheckReport:
+    """Check every pack's structure, every object, every block's bytes, and every ref."""
+    report = CheckReport()
+    damaged_objects = _check_objects(store, report)
+    damaged_blocks = _check_blocks(store, report, threads, progress)
+    _check_packs(store, report)
+    needs = _Needs(store, report)
+    needs.walk_refs()
+    for key, what in {**damaged_objects, **damaged_blocks}.items():
+        tensors = sorted(needs.tensors_of(key))
+        if tensors:
+            what += f" (tensor {', '.join(tensors[:3])}{' ...' if len(tensors) > 3 else ''})"
+        report.problems.append(Problem(what, tuple(sorted(needs.commits_of(key)))))
+    for what, commits in needs.missing():
+        report.problems.append(Problem(what, commits))
+    return report
+
+
+def _check_objects(store: Store, report: CheckReport) -> dict[bytes, str]:
+    damaged = {}
+    for object_id, place in list(store.catalog.objects()):
+        report.objects += 1
+        try:
+            data = store.reader.read_decompressed(place)
+            report.checked_bytes += place.length
+            if hash_object(data) != object_id:
+                damaged[object_id] = (
+                    f"object {short(object_id)} in pack {store.reader.pack_name(place)} is damaged"
+                )
+            else:
+                decode(data)
+        except Damaged as error:
+            damaged[object_id] = f"object {short(object_id)}: {error.message}"
+    for tensor, base in list(store.catalog.all_statistics()):
+        try:
+            store.read_statistics(TensorId(tensor), base)
+        except Damaged as error:
+            damaged[tensor + base] = f"statistics of tensor {short(tensor)}: {error.message}"
+    return damaged
+
+
+def _check_blocks(
+    store: Store, report: CheckReport, threads: int, progress: Callable[[int, int], None]
+) -> dict[bytes, str]:
+    blocks = [
+        (block, form) for block, forms in store.catalog.blocks() for form in forms
+        if form.is_complete
+    ]  # fmt: skip
+    total = sum(form.nbytes for _, form in blocks)
+    done = 0
+    damaged: dict[bytes, str] = {}
+
+    def verify(item: tuple[bytes, StoredForm]) -> tuple[bytes, int, str | None]:
+        block, form = item
+        try:
+            store.read_block(BlockId(block), form)
+        except Damaged as error:
+            return block, form.nbytes, error.message
+        return block, form.nbytes, None
+
+    for block, length, what in ordered_map(verify, blocks, threads=threads):
+        report.blocks += 1
+        done += length
+        report.checked_bytes += length
+        progress(done, total)
+        if what is not None:
+            damaged[block] = what
+    return damaged
+
+
+def _check_packs(store: Store, report: CheckReport) -> None:
+    known = {pack.name: pack for pack in store.catalog.packs().values()}
+    on_disk = {path.stem for path in store.location.packs.glob("*.pack")}
+    for name in sorted(known.keys() - on_disk):
+        report.problems.append(Problem(f"pack {name} is missing from {store.location.packs}"))
+    for name in sorted(on_disk - known.keys()):
+        report.notes.append(f"pack {name} is not in use: an interrupted command left it")
+    for name in sorted(known.keys() & on_disk):
+        report.packs += 1
+        try:
+            for _ in scan(store.location.packs / f"{name}.pack"):
+                pass
+        except Damaged as error:
+            report.problems.append(Problem(error.message))
+
+
+class _Needs:
+    """Which commits and tensors need which objects and blocks, as far as the refs reach."""
+
+    def __init__(self, store: Store, report: CheckReport) -> None:
+        self._store = store
+        self._report = report
+        self._commits: dict[bytes, set[str]] = {}
+        self._tensors: dict[bytes, set[str]] = {}
+        self._missing: dict[bytes, str] = {}
+        self._blocks_of: dict[TensorId, set[bytes]] = {}
+
+    def commits_of(self, key: bytes) -> set[str]:
+        return self._commits.get(key, set())
+
+    def tensors_of(self, key: bytes) -> set[str]:
+        return self._tensors.get(key, set())
+
+    def missing(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        for key, what in self._missing.items():
+            yield what, tuple(sorted(self.commits_of(key)))
+
+    def walk_refs(self) -> None:
+        seen: set[CommitId] = set()
+        for space in ("heads", "tags"):
+            for name, commit in self._refs(space):
+                pending = [commit]
+                while pending:
+                    commit_id = pending.pop()
+                    if commit_id in seen:
+                        continue
+                    seen.add(commit_id)
+                    pending += self._walk_commit(commit_id, name)
+        self._report.commits = len(seen)
+
+    def _refs(self, space: str) -> list[tuple[str, CommitId]]:
+        try:
+            return list(self._store.refs.all("heads" if space == "heads" else "tags").items())
+        except MergegitError as error:
+            self._report.problems.append(Problem(error.message))
+            return []
+
+    def _walk_commit(self, commit_id: CommitId, ref: str) -> tuple[CommitId, ...]:
+        label = f"{short(commit_id)} ({ref})"
+        commit = self._load(commit_id, label, "commit")
+        if not isinstance(commit, Commit):
+            return ()
+        if commit.plan is not None:
+            self._load(commit.plan, label, "plan")
+        manifest = self._load(commit.manifest, label, "manifest")
+        if isinstance(manifest, Manifest):
+            self._walk_manifest(manifest, label)
+        return commit.parents
+
+    def _walk_manifest(self, manifest: Manifest, label: str) -> None:
+        names: dict[TensorId, str] = {}
+        for path, tensor_id in manifest.files.items():
+            names.setdefault(tensor_id, path)
+        for shard in manifest.shards:
+            names.setdefault(shard.header, f"{shard.path} (header)")
+            for name in shard.names:
+                names.setdefault(manifest.tensor_of(shard, name), name)
+        for tensor_id, name in names.items():
+            self._walk_tensor(tensor_id, name, label)
+
+    def _walk_tensor(self, tensor_id: TensorId, name: str, label: str) -> None:
+        self._tensors.setdefault(tensor_id, set()).add(name)
+        if tensor_id not in self._blocks_of:
+            tensor = self._load(tensor_id, label, f"tensor {name}")
+            ids: set[bytes] = set(tensor.blocks()) if isinstance(tensor, Tensor) else set()
+            self._blocks_of[tensor_id] = ids
+            stored = self._store.catalog.forms_of(ids)
+            for block in ids - stored.keys():
+                self._missing[block] = f"block {short(block)} of tensor {name} is missing"
+        self._commits.setdefault(tensor_id, set()).add(label)
+        for block in self._blocks_of[tensor_id]:
+            self._commits.setdefault(block, set()).add(label)
+            self._tensors.setdefault(block, set()).add(name)
+
+    def _load(self, object_id: bytes, label: str, word: str) -> object:
+        self._commits.setdefault(object_id, set()).add(label)
+        if not self._store.has_object(object_id):
+            self._missing[object_id] = f"{word} {short(object_id)} is missing"
+            return None
+        try:
+            return self._store.object(object_id)
+        except Damaged:
+            return None
+
+
+def rebuild_catalog(location: Location) -> int:
+    """Make the catalog anew from the packs alone; returns how many packs there were.
+
+    The old catalog is replaced when the new one is complete. Packs that can't be scanned to the
+    end give what they hold up to the damage.
+    """
+    fresh = location.temporary / "catalog-new"
+    shutil.rmtree(fresh, ignore_errors=True)
+    catalog = Catalog(fresh)
+    paths = sorted(location.packs.glob("*.pack"))
+    for path in paths:
+        catalog.enter({PackFile(path.stem, path.stat().st_size): _scan_while_sound(path)})
+    catalog.close()
+    old = location.temporary / "catalog-old"
+    shutil.rmtree(old, ignore_errors=True)
+    if location.catalog.exists():
+        os.rename(location.catalog, old)
+    os.rename(fresh, location.catalog)
+    shutil.rmtree(old, ignore_errors=True)
+    return len(paths)
+
+
+def _scan_while_sound(path: Path) -> Iterator[tuple[Header, int]]:
+    with suppress(Damaged):
+        yield from scan(path)

@@ -1,0 +1,100 @@
+"""The files around a merged model's weights: config, index and model card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from mergegit.objects import Plan
+
+CONFIG: Final = "config.json"
+INDEX: Final = "model.safetensors.index.json"
+CARD: Final = "README.md"
+WEIGHT_SUFFIXES: Final = (
+    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx",
+)  # fmt: skip
+"""Files that hold weights: a merged commit does not take them over from its base."""
+
+_TORCH_NAMES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+                       "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # fmt: skip
+
+
+def config_with_dtype(data: bytes, dtype: str) -> bytes:
+    """A config.json that states the dtype, under the key that it used before."""
+    config = json.loads(data)
+    key = "dtype" if "dtype" in config and "torch_dtype" not in config else "torch_dtype"
+    config[key] = _TORCH_NAMES[dtype]
+    return _json(config)
+
+
+def index_with_size(data: bytes, total_bytes: int) -> bytes:
+    """An index that states the size of the tensors that it names."""
+    index = json.loads(data)
+    index["metadata"] = {**index.get("metadata", {}), "total_size": total_bytes}
+    return _json(index)
+
+
+def model_card(plan: Plan, names: Sequence[str], base: str, license_line: str | None) -> bytes:
+    """The README.md of a merged model, with the tags that the Hub shows merges by."""
+    recipe = plan.recipe
+    front = ["---", "tags:", "- merge", "- mergegit"]
+    if license_line:
+        front.append(license_line)
+    lines = [
+        *front,
+        "---",
+        "",
+        f"# {' + '.join(names)}",
+        "",
+        f"A merge of {_listed(names)} on the base {base}, made with mergegit "
+        f"by the method `{recipe['method']}`.",
+        "",
+        "| expert | commit | parameters | read of its bytes | relative error |",
+        "|---|---|---|---|---|",
+    ]
+    for expert, asked in zip(plan.experts, recipe["experts"], strict=True):
+        share = expert.planned_bytes / expert.raw_bytes if expert.raw_bytes else 0.0
+        lines.append(
+            f"| {expert.ref} | `{expert.commit.hex()[:16]}` | {_parameters(asked['parameters'])} "
+            f"| {share:.1%} | {expert.predicted_error:.3g} |"
+        )
+    lines += [
+        "",
+        f"Base commit `{plan.base.hex()[:16]}`; {_parameters(recipe['parameters'])}; "
+        f"seed {recipe['seed']}. Of {plan.raw_bytes:,} bytes of experts {plan.planned_bytes:,} "
+        f"were read; the predicted error of the merged delta is {plan.predicted_error:.3g}.",
+        "",
+        "The recipe:",
+        "",
+        "```json",
+        json.dumps(recipe, indent=2, sort_keys=True),
+        "```",
+        "",
+    ]
+    return "\n".join(lines).encode()
+
+
+def license_line(card: bytes) -> str | None:
+    """The ``license:`` line of a card's front matter, if there is one."""
+    lines = card.decode("utf-8", "replace").splitlines()
+    if not lines or lines[0] != "---":
+        return None
+    for line in lines[1:]:
+        if line == "---":
+            return None
+        if line.startswith("license:"):
+            return line
+    return None
+
+
+def _parameters(parameters: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in parameters.items()) or "no parameters"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,116 @@
+"""From what a person types to a commit or another object."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from mergegit.errors import AmbiguousRef, UnknownRef
+from mergegit.objects import ID_BYTES, Commit, CommitId
+from mergegit.storage.store import Store
+
+MIN_PREFIX: Final = 4
+SHORT_ID: Final = 10
+_SUFFIX: Final = re.compile(r"([~^])(\d*)")
+_HEX: Final = re.compile(r"[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedRef:
+    """A commit and how the person named it."""
+
+    name: str
+    commit: CommitId
+
+
+def resolve(store: Store, text: str) -> ResolvedRef:
+    """The commit that ``text`` names: a branch, a tag, a commit id or a prefix of one, with Git's
+    ``~N`` and ``^N`` suffixes. Raises ``UnknownRef`` and ``AmbiguousRef``."""
+    at = min((text.find(mark) for mark in "~^" if mark in text), default=len(text))
+    name, suffixes = text[:at], text[at:]
+    if not name or _SUFFIX.sub("", suffixes):
+        raise UnknownRef(
+            f"{text!r} is not a ref", hint="name a branch, a tag or a commit, like base or base~1"
+        )
+    commit = _named(store, name)
+    for mark, digits in _SUFFIX.findall(suffixes):
+        commit = _step(store, commit, mark, int(digits) if digits else 1, text)
+    return ResolvedRef(text, commit)
+
+
+def resolve_object(store: Store, text: str) -> bytes:
+    """The id of the object that ``text`` names: any ref, or any object's id or prefix."""
+    try:
+        return resolve(store, text).commit
+    except UnknownRef:
+        found = _with_prefix(store, text) if _is_prefix(text) else []
+    if len(found) != 1:
+        raise UnknownRef(
+            f"there is no ref or object {text!r}", hint="`mergegit log` shows what there is"
+        )
+    return found[0]
+
+
+def _named(store: Store, name: str) -> CommitId:
+    for space in ("heads", "tags"):
+        commit = _read_ref(store, space, name)
+        if commit is not None:
+            return commit
+    if _is_prefix(name):
+        found = [
+            CommitId(object_id)
+            for object_id in _with_prefix(store, name)
+            if isinstance(store.object(object_id), Commit)
+        ]
+        if len(found) > 1:
+            listed = ", ".join(commit.hex()[: len(name) + 4] for commit in found[:4])
+            raise AmbiguousRef(
+                f"{name!r} is the beginning of {len(found)} commits: {listed}",
+                hint="give more characters",
+            )
+        if found:
+            return found[0]
+    names = sorted({*store.refs.all("heads"), *store.refs.all("tags")})
+    raise UnknownRef(
+        f"there is no branch, tag or commit {name!r}",
+        hint=f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
+        if names
+        else "the repository is empty; begin with `mergegit add CHECKPOINT`",
+    )
+
+
+def _read_ref(store: Store, space: str, name: str) -> CommitId | None:
+    if ".." in name or name.startswith("/") or "\0" in name:
+        return None
+    return store.refs.read("heads" if space == "heads" else "tags", name)
+
+
+def _step(store: Store, commit: CommitId, mark: str, count: int, text: str) -> CommitId:
+    """``~N``: the N-th first parent; ``^N``: the N-th parent."""
+    steps = [0] * count if mark == "~" else ([count - 1] if count else [])
+    for parent in steps:
+        parents = store.commit(commit).parents
+        if parent >= len(parents):
+            raise UnknownRef(
+                f"{text!r} goes beyond the history: commit {short(commit)} has "
+                f"{len(parents)} parents",
+                hint="`mergegit log --graph` shows the history",
+            )
+        commit = parents[parent]
+    return commit
+
+
+def _is_prefix(text: str) -> bool:
+    return bool(_HEX.fullmatch(text)) and MIN_PREFIX <= len(text) <= 2 * ID_BYTES
+
+
+def _with_prefix(store: Store, text: str) -> list[bytes]:
+    low = bytes.fromhex(text.ljust(2 * ID_BYTES, "0"))
+    high = bytes.fromhex(text.ljust(2 * ID_BYTES, "f"))
+    return store.catalog.objects_with_prefix(low, high)
+
+
+def short(object_id: bytes) -> str:
+    """An id as people are shown it."""
+    return object_id.hex()[:SHORT_ID]

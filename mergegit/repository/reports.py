@@ -1,0 +1,91 @@
+"""What the verbs report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mergegit.objects import CommitId, Plan, PlanId
+
+
+@dataclass(frozen=True, slots=True)
+class AddReport:
+    """What `add` did. Bytes are of all files; ``new_bytes`` are those of blocks that were new.
+
+    ``is_new`` is false where the branch held this very checkpoint already. ``base_ref`` names the
+    base as people know it.
+    """
+
+    commit: CommitId
+    branch: str
+    is_new: bool
+    base: CommitId | None
+    base_ref: str | None
+    tensors: int
+    total_bytes: int
+    new_bytes: int
+    blocks: int
+    new_blocks: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """A plan, its id, and the budget as it was given."""
+
+    id: PlanId
+    plan: Plan
+    budget: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What `merge` did. Byte counts are those of the files that were read and written.
+
+    ``is_new`` is false where the branch held this very merge already; nothing was read then.
+    """
+
+    commit: CommitId
+    branch: str
+    is_new: bool
+    plan: PlanReport
+    read_bytes: int
+    base_read_bytes: int
+    written_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckoutReport:
+    """What `checkout` wrote."""
+
+    commit: CommitId
+    files: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a repository holds.
+
+    ``checkpoint_bytes`` is what all commits would take as directories of files; ``disk_bytes``
+    what the repository takes. ``format`` is the version of its files.
+    """
+
+    root: str
+    format: int
+    branches: int
+    tags: int
+    commits: int
+    blocks: int
+    objects: int
+    packs: int
+    checkpoint_bytes: int
+    disk_bytes: int
+    unused_packs: int = 0
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes of checkpoints for each byte on disk."""
+        return self.checkpoint_bytes / self.disk_bytes if self.disk_bytes else None

@@ -1,0 +1,710 @@
+"""A repository of checkpoints, and its verbs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from mergegit._version import VERSION
+from mergegit.encoding import FORMAT_VERSION, Object, decode, encode, hash_object
+from mergegit.errors import (
+    BadRecipe,
+    Damaged,
+    NoBase,
+    RefConflict,
+    UnknownRef,
+)
+from mergegit.history import is_ancestor, merge_bases, walk
+from mergegit.objects import Commit, CommitId, Manifest, Plan, PlanId, Tensor, TensorId
+from mergegit.pipeline import default_threads, ordered_map
+from mergegit.repository.naming import ResolvedRef, resolve, resolve_object, short
+from mergegit.repository.reports import (
+    AddReport,
+    CheckoutReport,
+    MergeReport,
+    PlanReport,
+    Status,
+)
+from mergegit.storage.location import create, discover
+from mergegit.storage.refs import LogEntry, RefUpdate, Space, check_name
+from mergegit.storage.store import DamagedBlock, Store
+
+if TYPE_CHECKING:
+    import torch
+
+    from mergegit.merge.methods import Value
+    from mergegit.merge.plan import Planner
+    from mergegit.merge.recipe import Recipe
+    from mergegit.repository.checking import CheckReport
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how many bytes of it are done, and how many there are."""
+
+Clock = Callable[[], float]
+_MAX_BRANCH: Final = 60
+
+
+def _silent(what: str, done: int, total: int) -> None:
+    """The progress of who does not ask."""
+
+
+class Repository:
+    """An open repository.
+
+    ``author`` is who commits are by, ``threads`` how many threads work; by default as many as
+    there are cores. Use it as a context manager, or ``close`` it.
+
+        with Repository.open("models") as repository:
+            repository.add("llama-math")
+            report = repository.merge(["llama-math", "llama-code"], budget="10%")
+            repository.checkout(report.branch, "merged")
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        author: str = "unknown",
+        threads: int | None = None,
+        clock: Clock = time.time,
+    ) -> None:
+        self.store = store
+        self.author = author
+        self.threads = threads or default_threads()
+        self._clock = clock
+
+    @classmethod
+    def init(
+        cls, directory: str | os.PathLike[str] = ".", *, author: str = "unknown",
+        threads: int | None = None,
+    ) -> Repository:  # fmt: skip
+        """Make a repository in ``directory``, or open the one that is there."""
+        location, _ = create(Path(directory))
+        return cls(Store(location), author=author, threads=threads)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str] = ".", *, author: str = "unknown",
+        threads: int | None = None,
+    ) -> Repository:  # fmt: skip
+        """The repository that ``path`` lies in. Raises ``NotARepository``."""
+        return cls(Store(discover(Path(path))), author=author, threads=threads)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Repository:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def resolve(self, ref: str) -> CommitId:
+        """The commit that a ref names. Raises ``UnknownRef`` and ``AmbiguousRef``."""
+        return resolve(self.store, ref).commit
+
+    def commit(self, ref: str) -> Commit:
+        return self.store.commit(self.resolve(ref))
+
+    def manifest(self, ref: str) -> Manifest:
+        return self.store.manifest(self.commit(ref).manifest)
+
+    def tensor(self, tensor_id: TensorId) -> Tensor:
+        return self.store.tensor(tensor_id)
+
+    def object(self, text: str) -> tuple[bytes, Object]:
+        """Any object by ref, id or prefix of an id, with its id."""
+        object_id = resolve_object(self.store, text)
+        return object_id, self.store.object(object_id)
+
+    def log(self, ref: str | None = None) -> Iterator[tuple[CommitId, Commit]]:
+        """Commits from a ref back, or all that refs reach; children before their parents."""
+        starts = [self.resolve(ref)] if ref else [*self.branches().values(), *self.tags().values()]
+        return walk(starts, self.store.commit)
+
+    def branches(self) -> dict[str, CommitId]:
+        return self.store.refs.all("heads")
+
+    def tags(self) -> dict[str, CommitId]:
+        return self.store.refs.all("tags")
+
+    def reflog(self, branch: str) -> list[LogEntry]:
+        """Where a branch stood, newest first."""
+        return self.store.refs.log("heads", branch)
+
+    def status(self) -> Status:
+        counts = self.store.catalog.counts()
+        commits = list(self.log())
+        sizes: dict[bytes, int] = {}
+        for _, commit in commits:
+            if commit.manifest not in sizes:
+                sizes[commit.manifest] = self._checkpoint_bytes(commit)
+        disk = 0
+        for directory, _, files in os.walk(self.store.location.root):
+            for file in files:
+                disk += os.stat(os.path.join(directory, file)).st_blocks * 512
+        return Status(
+            root=str(self.store.location.root),
+            format=FORMAT_VERSION,
+            branches=len(self.branches()),
+            tags=len(self.tags()),
+            commits=len(commits),
+            blocks=counts["blocks"],
+            objects=counts["objects"],
+            packs=counts["packs"],
+            checkpoint_bytes=sum(sizes.values()),
+            disk_bytes=disk,
+        )
+
+    def _checkpoint_bytes(self, commit: Commit) -> int:
+        manifest = self.store.manifest(commit.manifest)
+        ids = list(manifest.files.values())
+        for shard in manifest.shards:
+            ids += [shard.header, *(manifest.tensor_of(shard, name) for name in shard.names)]
+        return sum(self.store.tensor(tensor_id).nbytes for tensor_id in ids)
+
+    def fsck(self, progress: Progress = _silent) -> CheckReport:
+        """Check everything: every object, every block's bytes, every ref."""
+        from mergegit.repository.checking import check
+
+        return check(
+            self.store,
+            threads=self.threads,
+            progress=lambda done, total: progress("checking blocks", done, total),
+        )
+
+    @staticmethod
+    def rebuild_catalog(path: str | os.PathLike[str] = ".") -> int:
+        """Make the catalog of the repository at ``path`` anew from its packs; returns their number.
+
+        No other process may use the repository meanwhile.
+        """
+        from mergegit.repository.checking import rebuild_catalog
+
+        return rebuild_catalog(discover(Path(path)))
+
+    # -- refs ------------------------------------------------------------------------------------
+
+    def create_branch(self, name: str, ref: str) -> CommitId:
+        return self._create_ref("heads", name, ref)
+
+    def create_tag(self, name: str, ref: str) -> CommitId:
+        return self._create_ref("tags", name, ref)
+
+    def delete_branch(self, name: str) -> CommitId:
+        """Delete a branch; returns where it stood. Its commits stay until they are collected."""
+        return self._delete_ref("heads", name)
+
+    def delete_tag(self, name: str) -> CommitId:
+        return self._delete_ref("tags", name)
+
+    def rename_branch(self, old: str, new: str) -> CommitId:
+        commit = self.store.refs.require("heads", old)
+        self.store.refs.update(self._ref_update("heads", new, None, commit, f"rename from {old}"))
+        self.store.refs.update(self._ref_update("heads", old, commit, None, f"rename to {new}"))
+        return commit
+
+    def _create_ref(self, space: Space, name: str, ref: str) -> CommitId:
+        commit = self.resolve(ref)
+        self.store.refs.update(self._ref_update(space, name, None, commit, f"created from {ref}"))
+        return commit
+
+    def _delete_ref(self, space: Space, name: str) -> CommitId:
+        commit = self.store.refs.require(space, name)
+        self.store.refs.update(self._ref_update(space, name, commit, None, "deleted"))
+        return commit
+
+    def _ref_update(
+        self, space: Space, name: str, old: CommitId | None, new: CommitId | None, reason: str
+    ) -> RefUpdate:
+        return RefUpdate(space, name, old, new, self.author, int(self._clock()), reason)
+
+    # -- add -------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        checkpoint: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        base: str | None = None,
+        no_base: bool = False,
+        message: str | None = None,
+        progress: Progress = _silent,
+    ) -> AddReport:
+        """Store a checkpoint as a commit on a branch named after it.
+
+        The commit's parent is ``base``: by default the base in the repository with the same
+        tensor names and shapes. Adding the same bytes again changes nothing. Raises
+        ``BadCheckpoint``, ``NoBase`` and ``RefConflict``.
+        """
+        from mergegit.checkpoint.directory import inspect
+        from mergegit.repository.adding import store_checkpoint
+
+        started = time.perf_counter()
+        inspected = inspect(Path(checkpoint))
+        branch = check_name(name or inspected.name)
+        shapes = {entry.name: entry.shape for entry in inspected.tensors().values()}
+        notes = list(inspected.notes)
+        tip = self.store.refs.read("heads", branch)
+        if base is not None:
+            chosen: ResolvedRef | None = resolve(self.store, base)
+        else:
+            chosen = None if no_base else self._infer_base(shapes, notes)
+        base_manifest = self._manifest_of(chosen.commit) if chosen else None
+        with self.store.transaction() as transaction:
+            added = store_checkpoint(
+                self.store,
+                transaction,
+                inspected,
+                base_manifest,
+                threads=self.threads,
+                progress=lambda done, total: progress(f"adding {branch}", done, total),
+            )
+            for tensor, count in added.nonfinite.items():
+                notes.append(f"tensor {tensor} holds {count} elements that are NaN or infinite")
+            manifest_id = transaction.write_manifest(added.manifest)
+            commit_id = self._same_checkpoint(manifest_id, tip)
+            is_new = commit_id is None or commit_id != tip
+            if commit_id is None:
+                parents = self._parents_of_added(chosen, tip)
+                commit_id = transaction.write_commit(
+                    Commit(
+                        manifest=manifest_id,
+                        parents=parents,
+                        author=self.author,
+                        time=int(self._clock()),
+                        message=message or f"add {branch}",
+                    )
+                )
+            if is_new:
+                update = self._ref_update("heads", branch, tip, commit_id, f"add: {checkpoint}")
+                transaction.publish(update)
+        parents = self.store.commit(commit_id).parents
+        parent = parents[0] if parents else None
+        return AddReport(
+            commit=commit_id,
+            branch=branch,
+            is_new=is_new,
+            base=parent,
+            base_ref=self._name_of(parent) if parent else None,
+            tensors=len(shapes),
+            total_bytes=added.total_bytes,
+            new_bytes=added.new_bytes if is_new else 0,
+            blocks=added.blocks,
+            new_blocks=added.new_blocks if is_new else 0,
+            seconds=time.perf_counter() - started,
+            notes=tuple(notes),
+        )
+
+    def _parents_of_added(
+        self, base: ResolvedRef | None, tip: CommitId | None
+    ) -> tuple[CommitId, ...]:
+        """The base, and the branch's tip where a new version of a checkpoint is added."""
+        parents = [base.commit] if base else []
+        reached = base and tip and is_ancestor(tip, base.commit, self.store.commit)
+        if tip and not reached:
+            parents.append(tip)
+        return tuple(parents)
+
+    def _same_checkpoint(self, manifest_id: bytes, tip: CommitId | None) -> CommitId | None:
+        """A commit that holds this very checkpoint: the branch's own, else any that was added."""
+        if tip is not None:
+            return tip if self.store.commit(tip).manifest == manifest_id else None
+        if not self.store.has_object(manifest_id):
+            return None
+        for commit_id, commit in self.log():
+            if commit.manifest == manifest_id and commit.recipe is None:
+                return commit_id
+        return None
+
+    def _infer_base(
+        self, shapes: Mapping[str, tuple[int, ...]], notes: list[str]
+    ) -> ResolvedRef | None:
+        """The one root commit with these tensors. Raises ``NoBase`` where there are several."""
+        roots = [(i, commit) for i, commit in self.log() if not commit.parents]
+        fitting, near = [], []
+        for commit_id, commit in roots:
+            tensors = self.store.manifest(commit.manifest).tensors
+            if tensors.keys() == shapes.keys() and all(
+                self.store.tensor(tensor_id).shape == shapes[name]
+                for name, tensor_id in tensors.items()
+            ):
+                fitting.append(commit_id)
+            elif 2 * len(tensors.keys() & shapes.keys()) > len(shapes):
+                near.append(commit_id)
+        if len(fitting) > 1:
+            names = ", ".join(self._name_of(commit_id) for commit_id in fitting)
+            raise NoBase(
+                f"several commits have the same tensor names and shapes: {names}",
+                hint="say which is the base with --base REF, or add without one with --no-base",
+            )
+        if fitting:
+            return ResolvedRef(self._name_of(fitting[0]), fitting[0])
+        if near:
+            names = ", ".join(self._name_of(commit_id) for commit_id in near[:3])
+            notes.append(
+                f"added without a base: {names} has other tensors or shapes; "
+                "if it is the base all the same, say so with --base"
+            )
+        return None
+
+    # -- plan and merge --------------------------------------------------------------------------
+
+    def recipe(
+        self,
+        experts: Sequence[str],
+        *,
+        base: str | None = None,
+        method: str = "task_arithmetic",
+        parameters: Mapping[str, Value] | None = None,
+        seed: int = 0,
+        dtype: str | None = None,
+        ignore_extra: bool = False,
+        allow_nonfinite: bool = False,
+    ) -> Recipe:
+        """A checked recipe. Keys of ``parameters`` are ``name`` or ``expert.name``.
+
+        Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.
+        """
+        from mergegit.merge.recipe import make_recipe
+
+        resolved = [resolve(self.store, expert) for expert in experts]
+        shared: dict[str, Value] = {}
+        own: list[dict[str, Value]] = [{} for _ in experts]
+        for key, value in (parameters or {}).items():
+            expert, dot, name = key.rpartition(".")
+            if not dot:
+                shared[name] = value
+            elif expert in experts:
+                for place, ref in enumerate(experts):
+                    if ref == expert:
+                        own[place][name] = value
+            else:
+                raise BadRecipe(
+                    f"parameter {key!r} names {expert!r}, which is no expert of this merge",
+                    hint=f"the experts are {', '.join(experts)}",
+                )
+        chosen = resolve(self.store, base) if base else self._merge_base(resolved)
+        return make_recipe(
+            method_name=method,
+            base=(chosen.name, chosen.commit),
+            experts=[(expert.name, expert.commit) for expert in resolved],
+            parameters=shared,
+            expert_parameters=own,
+            seed=seed,
+            dtype=dtype,
+            ignore_extra=ignore_extra,
+            allow_nonfinite=allow_nonfinite,
+        )
+
+    def _merge_base(self, experts: Sequence[ResolvedRef]) -> ResolvedRef:
+        """The merge base of the experts; of one alone, its first parent. Raises ``NoBase``."""
+        commits = list(dict.fromkeys(expert.commit for expert in experts))
+        hint = "say which commit the experts were trained from with --base REF"
+        if len(commits) == 1:
+            parents = self.store.commit(commits[0]).parents
+            if not parents:
+                raise NoBase(f"{experts[0].name} was added without a base", hint=hint)
+            return ResolvedRef(self._name_of(parents[0]), parents[0])
+        bases = merge_bases(commits, self.store.commit)
+        names = ", ".join(expert.name for expert in experts)
+        if not bases:
+            raise NoBase(f"{names} have no common ancestor", hint=hint)
+        if len(bases) > 1:
+            listed = ", ".join(self._name_of(base) for base in bases)
+            raise NoBase(f"{names} have several common ancestors: {listed}", hint=hint)
+        return ResolvedRef(self._name_of(bases[0]), bases[0])
+
+    def plan(
+        self, recipe: Recipe, *, budget: str | None = None, progress: Progress = _silent
+    ) -> PlanReport:
+        """Plan a merge within a budget such as ``10%`` or ``2GiB``; None reads everything.
+
+        Raises ``BadBudget``, ``Mismatch`` and ``NotFinite``.
+        """
+        from mergegit.merge.budget import Budget
+
+        parsed = Budget.parse(budget) if budget is not None else None
+        planner = self._planner(recipe, progress)
+        nbytes = parsed.bytes_of(planner.problem.raw_bytes) if parsed else None
+        return _plan_report(planner.plan(nbytes), budget)
+
+    def plan_curve(self, recipe: Recipe, *, progress: Progress = _silent) -> list[PlanReport]:
+        """Plans at budgets from 1 to 100 per cent."""
+        curve = self._planner(recipe, progress).curve()
+        return [_plan_report(plan, f"{percent}%") for percent, plan in curve]
+
+    def _planner(self, recipe: Recipe, progress: Progress) -> Planner:
+        from mergegit.merge.plan import Planner
+        from mergegit.repository import merging
+
+        inputs = merging.gather(self.store, recipe)
+        pairs = merging.missing_statistics(self.store, inputs)
+        if pairs:
+            with self.store.transaction() as transaction:
+                merging.take_statistics(
+                    self.store,
+                    transaction,
+                    pairs,
+                    threads=self.threads,
+                    progress=lambda done, total: progress("taking statistics", done, total),
+                )
+                transaction.publish()
+        return Planner(merging.problem_of(self.store, inputs))
+
+    def saved_plan(self, text: str) -> PlanReport:
+        """A plan of the store by its id or a prefix of it. Raises ``UnknownRef``."""
+        object_id, value = self.object(text)
+        if not isinstance(value, Plan):
+            raise UnknownRef(
+                f"{text!r} is no plan", hint="give the id that `mergegit plan` printed"
+            )
+        return PlanReport(PlanId(object_id), value, None)
+
+    def read_plan(self, path: str | os.PathLike[str]) -> PlanReport:
+        """A plan from a file that ``plan --save`` wrote. Raises ``BadRecipe``."""
+        data = Path(path).read_bytes()
+        try:
+            value = decode(data)
+        except Damaged as error:
+            raise BadRecipe(
+                f"{os.fspath(path)} is not a plan", hint="make it with `mergegit plan --save FILE`"
+            ) from error
+        if not isinstance(value, Plan):
+            raise BadRecipe(
+                f"{os.fspath(path)} is not a plan", hint="make it with `mergegit plan --save FILE`"
+            )
+        return PlanReport(PlanId(hash_object(data)), value, None)
+
+    def merge(
+        self,
+        plan: PlanReport,
+        *,
+        branch: str | None = None,
+        message: str | None = None,
+        progress: Progress = _silent,
+    ) -> MergeReport:
+        """Carry out a plan as a commit on ``branch``, by default one named after the experts.
+
+        Reads the bytes that the plan lists, no more and no fewer. Raises ``RefConflict`` where the
+        branch would not move forward, and ``Damaged`` where stored bytes are not what they should
+        be; the repository is then as it was.
+        """
+        from mergegit.merge.recipe import Recipe
+        from mergegit.repository import merging
+        from mergegit.storage.reader import ByteCount
+
+        started = time.perf_counter()
+        recipe = Recipe.from_json(plan.plan.recipe)
+        parents = (recipe.base, *(expert.commit for expert in recipe.experts))
+        name, tip = self._merge_branch(branch, recipe, plan.id, parents)
+        if tip is not None and self._is_this_merge(tip, plan.id, parents):
+            return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
+        inputs = merging.gather(self.store, recipe)
+        experts, base = ByteCount(), ByteCount()
+        with self.store.transaction() as transaction:
+            merged = merging.merge_blocks(
+                self.store,
+                transaction,
+                inputs,
+                plan.plan,
+                threads=self.threads,
+                expert_count=experts,
+                base_count=base,
+                progress=lambda done, total: progress(f"merging {name}", done, total),
+            )
+            if experts.total != plan.plan.planned_bytes:
+                raise Damaged(
+                    f"the merge read {experts.total:,} bytes of experts where its plan lists "
+                    f"{plan.plan.planned_bytes:,}",
+                    hint="make the plan again; if it persists, run `mergegit fsck`",
+                )
+            manifest = merging.merged_manifest(self.store, transaction, inputs, plan.plan, merged)
+            seconds = time.perf_counter() - started
+            commit_id = transaction.write_commit(
+                Commit(
+                    manifest=transaction.write_manifest(manifest),
+                    parents=parents,
+                    author=self.author,
+                    time=int(self._clock()),
+                    message=message or _merge_message(recipe, plan),
+                    recipe=plan.plan.recipe,
+                    plan=transaction.write_plan(plan.plan),
+                    execution={
+                        "mergegit": VERSION,
+                        "read_bytes": experts.total,
+                        "base_read_bytes": base.total,
+                        "written_bytes": transaction.block_bytes,
+                        "seconds": round(seconds, 3),
+                    },
+                )
+            )
+            reason = f"merge: {', '.join(expert.ref for expert in recipe.experts)}"
+            transaction.publish(self._ref_update("heads", name, tip, commit_id, reason))
+        return MergeReport(
+            commit=commit_id,
+            branch=name,
+            is_new=True,
+            plan=plan,
+            read_bytes=experts.total,
+            base_read_bytes=base.total,
+            written_bytes=transaction.block_bytes,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _is_this_merge(
+        self, commit_id: CommitId, plan: PlanId, parents: tuple[CommitId, ...]
+    ) -> bool:
+        commit = self.store.commit(commit_id)
+        return commit.plan == plan and commit.parents == parents
+
+    def _merge_branch(
+        self, branch: str | None, recipe: Recipe, plan: PlanId, parents: tuple[CommitId, ...]
+    ) -> tuple[str, CommitId | None]:
+        """The branch that a merge moves, and where it stands. Raises ``RefConflict``."""
+        if branch is not None:
+            check_name(branch)
+            tip = self.store.refs.read("heads", branch)
+            forward = (
+                tip is None
+                or self._is_this_merge(tip, plan, parents)
+                or any(is_ancestor(tip, parent, self.store.commit) for parent in parents)
+            )
+            if not forward:
+                raise RefConflict(
+                    f"branch {branch} would not move forward: neither base nor experts descend "
+                    f"from its commit {short(tip or b'')}",
+                    hint=f"choose another name with -b, or delete it with `mergegit branch -d "
+                    f"{branch}`",
+                )
+            return branch, tip
+        stem = _branch_name([expert.ref for expert in recipe.experts])
+        name, number = stem, 1
+        while (tip := self.store.refs.read("heads", name)) is not None:
+            if self._is_this_merge(tip, plan, parents):
+                return name, tip
+            number += 1
+            name = f"{stem}-{number}"
+        return name, None
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def checkout(
+        self,
+        ref: str,
+        directory: str | os.PathLike[str],
+        *,
+        progress: Progress = _silent,
+    ) -> CheckoutReport:
+        """Write a commit's files into ``directory``, which must not exist or be empty.
+
+        The directory appears whole or not at all. An added checkpoint comes back byte for byte.
+        Raises ``BadTarget``, ``NoSpace`` and ``Damaged``.
+        """
+        from mergegit.checkpoint.writer import (
+            FilePart,
+            check_path,
+            file_parts,
+            new_directory,
+            write_file,
+        )
+
+        started = time.perf_counter()
+        commit_id = self.resolve(ref)
+        commit = self.store.commit(commit_id)
+        manifest = self.store.manifest(commit.manifest)
+        total = self._checkpoint_bytes(commit)
+        done = files = 0
+
+        def chunks(parts: list[FilePart]) -> Iterator[bytes]:
+            nonlocal done
+            for part in parts:
+                blocks = part.tensor.blocks() if part.tensor else ()
+                for chunk in (
+                    ordered_map(self.store.read_block, blocks, threads=self.threads)
+                    if part.tensor
+                    else (part.literal,)
+                ):
+                    yield chunk
+                    done += len(chunk)
+                    progress(f"checking out {ref}", done, total)
+
+        try:
+            with new_directory(Path(directory)) as root:
+                for path in manifest.directories:
+                    (root / check_path(path)).mkdir(parents=True, exist_ok=True)
+                for path, parts in file_parts(manifest, self.store.tensor, self._bytes_of):
+                    write_file(root / check_path(path), chunks(parts))
+                    files += 1
+        except DamagedBlock as error:
+            raise self._explain(error) from error
+        return CheckoutReport(commit_id, files, done, time.perf_counter() - started)
+
+    def load(self, ref: str) -> dict[str, torch.Tensor]:
+        """The tensors of a commit, by name, straight from the store."""
+        from mergegit.repository.loading import load_tensor
+
+        manifest = self.manifest(ref)
+        return {
+            name: load_tensor(self.store, self.store.tensor(tensor_id), self.threads)
+            for name, tensor_id in manifest.tensors.items()
+        }
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _bytes_of(self, tensor: Tensor) -> bytes:
+        return b"".join(self.store.read_block(block) for block in tensor.blocks())
+
+    def _manifest_of(self, commit: CommitId) -> Manifest:
+        return self.store.manifest(self.store.commit(commit).manifest)
+
+    def _name_of(self, commit: CommitId) -> str:
+        """A branch or tag at a commit, else its short id."""
+        for refs in (self.branches(), self.tags()):
+            for name, target in refs.items():
+                if target == commit:
+                    return name
+        return short(commit)
+
+    def _explain(self, error: DamagedBlock) -> Damaged:
+        """A damaged block's error with the tensors and commits that need it."""
+        tensors: set[str] = set()
+        commits: dict[str, None] = {}
+        for commit_id, commit in self.log():
+            for name, tensor_id in self.store.manifest(commit.manifest).tensors.items():
+                if error.block in set(self.store.tensor(tensor_id).blocks()):
+                    tensors.add(name)
+                    commits[self._name_of(commit_id)] = None
+        where = f"; tensor {', '.join(sorted(tensors))} of {', '.join(commits)}" if tensors else ""
+        return Damaged(error.message + where, hint=error.hint)
+
+
+def _plan_report(plan: Plan, budget: str | None) -> PlanReport:
+    return PlanReport(PlanId(hash_object(encode(plan))), plan, budget)
+
+
+def _branch_name(refs: Sequence[str]) -> str:
+    import re
+
+    words = [re.sub(r"[^A-Za-z0-9._/-]+", "-", ref).strip("-./") for ref in refs]
+    name = "+".join(words)
+    if len(name) > _MAX_BRANCH:
+        name = f"{words[0][:_MAX_BRANCH]}+{len(words) - 1}-more"
+    return check_name(name)
+
+
+def _merge_message(recipe: Recipe, plan: PlanReport) -> str:
+    names = ", ".join(expert.ref for expert in recipe.experts)
+    share = f" under {plan.budget}" if plan.budget else ""
+    return f"merge {names} by {recipe.method.name}{share}"

@@ -1,0 +1,290 @@
+"""The catalog: an index in LMDB of what lies where in the packs.
+
+It holds no truth. Everything in it comes from packs, and ``mergegit fsck --rebuild-catalog`` makes
+it again from them. Keys and values are small and of fixed form; blocks' bytes are never in it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from mergegit.errors import UnusableRepository
+from mergegit.objects import ID_BYTES
+from mergegit.storage.pack import NO_ID, Compression, Encoding, Header, Kind
+
+MAP_BYTES: Final = 1 << 40
+"""Address space reserved once. The file grows with its contents alone."""
+
+_PLACE = struct.Struct("<IQIIB3x")
+_FORM = struct.Struct("<BBBx32s")
+_PACK = struct.Struct("<Q16s")
+_NUMBER = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a payload lies: pack number, offset, stored length, size when decompressed."""
+
+    pack: int
+    offset: int
+    length: int
+    size: int
+    compression: Compression = Compression.NONE
+
+
+_NOWHERE = Place(0, 0, 0, 0)
+"""Stands for a layer that no known pack holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredForm:
+    """One form in which a block is stored: its encoding and where each layer lies.
+
+    ``base`` is the block that a delta is relative to, or ``NO_ID``; ``dtype`` the code of the
+    element type; a raw block is one layer.
+    """
+
+    encoding: Encoding
+    dtype: int
+    places: tuple[Place, ...]
+    base: bytes = NO_ID
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every layer is there; layers lie in different packs."""
+        return _NOWHERE not in self.places
+
+    @property
+    def nbytes(self) -> int:
+        return sum(place.length for place in self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class PackFile:
+    """A pack that the catalog knows: its name and its length in bytes."""
+
+    name: str
+    length: int
+
+
+class Catalog:
+    """The open index of one repository."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        self._pid = os.getpid()
+        try:
+            self._env = lmdb.open(
+                os.fspath(path),
+                map_size=MAP_BYTES,
+                max_dbs=8,
+                max_readers=512,
+                readonly=read_only,
+                create=not read_only,
+                lock=True,
+            )
+        except lmdb.Error as error:
+            raise UnusableRepository(
+                f"the catalog {path} can't be opened ({error})",
+                hint="LMDB needs a local file system and a process that may reserve address space; "
+                "if the file is damaged, delete the directory and run "
+                "`mergegit fsck --rebuild-catalog`",
+            ) from error
+        if not read_only:
+            self._env.reader_check()
+        names = (b"packs", b"pack-numbers", b"blocks", b"objects", b"statistics", b"meta")
+        self._packs, self._numbers, self._blocks, self._objects, self._statistics, self._meta = (
+            self._env.open_db(name, create=not read_only) for name in names
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+    @contextmanager
+    def _read(self) -> Iterator[lmdb.Transaction]:
+        if os.getpid() != self._pid:
+            raise RuntimeError("a Repository can't be used across a fork; open it again")
+        with self._env.begin() as txn:
+            yield txn
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def pack(self, number: int) -> PackFile | None:
+        with self._read() as txn:
+            value = txn.get(_NUMBER.pack(number), db=self._packs)
+        return _pack_file(_bytes(value)) if value else None
+
+    def packs(self) -> dict[int, PackFile]:
+        with self._read() as txn:
+            rows = list(txn.cursor(self._packs))
+        return {_NUMBER.unpack(key)[0]: _pack_file(_bytes(value)) for key, value in rows}
+
+    def forms(self, block: bytes) -> list[StoredForm]:
+        """The complete forms in which a block is stored; empty where there is none."""
+        return self.forms_of([block]).get(block, [])
+
+    def forms_of(self, blocks: Iterable[bytes]) -> dict[bytes, list[StoredForm]]:
+        """``forms`` of many blocks in one transaction; blocks that are not stored are left out."""
+        with self._read() as txn:
+            found = txn.cursor(self._blocks).getmulti(sorted(set(blocks)))
+        stored = {
+            bytes(key): [form for form in _unpack_forms(_bytes(value)) if form.is_complete]
+            for key, value in found
+        }
+        return {block: forms for block, forms in stored.items() if forms}
+
+    def object(self, object_id: bytes) -> Place | None:
+        with self._read() as txn:
+            value = txn.get(object_id, db=self._objects)
+        return _unpack_place(_bytes(value)) if value else None
+
+    def objects_with_prefix(self, low: bytes, high: bytes) -> list[bytes]:
+        """Ids of objects from ``low`` to ``high``, both included."""
+        with self._read() as txn:
+            cursor = txn.cursor(self._objects)
+            found = []
+            if cursor.set_range(low):
+                for key in map(bytes, cursor.iternext(values=False)):
+                    if key > high:
+                        break
+                    found.append(key)
+        return found
+
+    def statistics(self, tensor: bytes, base: bytes) -> Place | None:
+        with self._read() as txn:
+            value = txn.get(tensor + base, db=self._statistics)
+        return _unpack_place(_bytes(value)) if value else None
+
+    def blocks(self) -> Iterator[tuple[bytes, list[StoredForm]]]:
+        """Every block, in the order of ids. Holds a transaction open: for checks alone."""
+        with self._read() as txn:
+            for key, value in txn.cursor(self._blocks):
+                yield bytes(key), _unpack_forms(_bytes(value))
+
+    def objects(self) -> Iterator[tuple[bytes, Place]]:
+        """Every object, in the order of ids."""
+        with self._read() as txn:
+            for key, value in txn.cursor(self._objects):
+                yield bytes(key), _unpack_place(_bytes(value))
+
+    def all_statistics(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every pair of a tensor and a base tensor that statistics were taken of."""
+        with self._read() as txn:
+            for key in txn.cursor(self._statistics).iternext(values=False):
+                yield bytes(key[:ID_BYTES]), bytes(key[ID_BYTES:])
+
+    def counts(self) -> dict[str, int]:
+        """Number of packs, blocks, objects and statistics."""
+        with self._read() as txn:
+            return {
+                "packs": txn.stat(self._packs)["entries"],
+                "blocks": txn.stat(self._blocks)["entries"],
+                "objects": txn.stat(self._objects)["entries"],
+                "statistics": txn.stat(self._statistics)["entries"],
+            }
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def enter(self, packs: Mapping[PackFile, Iterable[tuple[Header, int]]]) -> None:
+        """Enter packs with all their records, in one durable transaction.
+
+        Records are headers with the offsets of their payloads. A pack that is known already is
+        passed over.
+        """
+        with self._env.begin(write=True) as txn:
+            layers: dict[tuple[bytes, bytes, Encoding], list[tuple[Header, Place]]] = {}
+            for pack, records in packs.items():
+                number = self._enter_pack(txn, pack)
+                if number is None:
+                    continue
+                for header, offset in records:
+                    place = Place(number, offset, header.length, header.size, header.compression)
+                    match header.kind:
+                        case Kind.OBJECT:
+                            txn.put(header.key, _pack_place(place), db=self._objects)
+                        case Kind.STATISTICS:
+                            key = header.key + header.base
+                            txn.put(key, _pack_place(place), db=self._statistics)
+                        case Kind.SEGMENT:
+                            form = (header.key, header.base, header.encoding)
+                            layers.setdefault(form, []).append((header, place))
+                        case Kind.END:
+                            pass
+            for (block, base, encoding), places in layers.items():
+                self._enter_layers(txn, block, base, encoding, places)
+
+    def _enter_pack(self, txn: lmdb.Transaction, pack: PackFile) -> int | None:
+        """The number of a new pack, or None where the pack is known."""
+        name = pack.name.encode()
+        if txn.get(name, db=self._numbers) is not None:
+            return None
+        cursor = txn.cursor(self._packs)
+        number: int = _NUMBER.unpack(cursor.key())[0] + 1 if cursor.last() else 1
+        key = _NUMBER.pack(number)
+        txn.put(name, key, db=self._numbers)
+        txn.put(key, _PACK.pack(pack.length, bytes.fromhex(pack.name)), db=self._packs)
+        return number
+
+    def _enter_layers(
+        self,
+        txn: lmdb.Transaction,
+        block: bytes,
+        base: bytes,
+        encoding: Encoding,
+        layers: list[tuple[Header, Place]],
+    ) -> None:
+        value = txn.get(block, db=self._blocks)
+        forms = _unpack_forms(_bytes(value)) if value else []
+        same = [form for form in forms if (form.encoding, form.base) == (encoding, base)]
+        if same and same[0].is_complete:
+            return
+        count = layers[0][0].layers
+        places = list(same[0].places) if same else [_NOWHERE] * count
+        for header, place in layers:
+            places[header.layer] = place
+        new = StoredForm(encoding, layers[0][0].dtype, tuple(places), base)
+        others = [form for form in forms if form not in same]
+        txn.put(block, b"".join(map(_pack_form, [*others, new])), db=self._blocks)
+
+
+def _bytes(value: bytes | memoryview) -> bytes:
+    """What LMDB hands out, as bytes: it gives memory views to those who ask for them alone."""
+    return bytes(value)
+
+
+def _pack_place(place: Place) -> bytes:
+    return _PLACE.pack(place.pack, place.offset, place.length, place.size, place.compression)
+
+
+def _unpack_place(value: bytes, offset: int = 0) -> Place:
+    pack, at, length, size, compression = _PLACE.unpack_from(value, offset)
+    return Place(pack, at, length, size, Compression(compression))
+
+
+def _pack_form(form: StoredForm) -> bytes:
+    head = _FORM.pack(form.encoding, len(form.places), form.dtype, form.base)
+    return head + b"".join(map(_pack_place, form.places))
+
+
+def _unpack_forms(value: bytes) -> list[StoredForm]:
+    forms = []
+    offset = 0
+    while offset < len(value):
+        encoding, layers, dtype, base = _FORM.unpack_from(value, offset)
+        offset += _FORM.size
+        places = tuple(_unpack_place(value, offset + i * _PLACE.size) for i in range(layers))
+        offset += layers * _PLACE.size
+        forms.append(StoredForm(Encoding(encoding), dtype, places, base))
+    return forms
+
+
+def _pack_file(value: bytes) -> PackFile:
+    length, name = _PACK.unpack(value)
+    return PackFile(name.hex(), length)

@@ -1,0 +1,174 @@
+"""Where a repository lies: its directories, its format version, and whether the place will do."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mergegit.encoding import FORMAT_VERSION
+from mergegit.errors import NotARepository, UnusableRepository
+
+DIRECTORY: Final = ".mergegit"
+
+_NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "davfs"),
+        *("glusterfs", "lustre", "beegfs", "gpfs"),
+        *("fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.glusterfs"),
+        *("fuse.ceph", "fuse.davfs2"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """The paths inside one ``.mergegit`` directory."""
+
+    root: Path
+
+    @property
+    def version_file(self) -> Path:
+        return self.root / "format"
+
+    @property
+    def packs(self) -> Path:
+        return self.root / "packs"
+
+    @property
+    def refs(self) -> Path:
+        return self.root / "refs"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def catalog(self) -> Path:
+        return self.root / "catalog"
+
+    @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.root / "lock"
+
+
+def create(directory: Path) -> tuple[Location, bool]:
+    """Make an empty repository in ``directory``, or find the one that is there.
+
+    The version file is written last: a directory without one is not a repository, and making it
+    again completes it. Returns the location and whether it is new.
+    """
+    location = Location(directory / DIRECTORY)
+    if location.version_file.exists():
+        _check_version(location)
+        return location, False
+    try:
+        location.root.mkdir(parents=True, exist_ok=True)
+        refuse_network_file_system(location.root)
+        for path in (location.packs, location.refs, location.logs, location.temporary):
+            path.mkdir(exist_ok=True)
+        (location.refs / "heads").mkdir(exist_ok=True)
+        (location.refs / "tags").mkdir(exist_ok=True)
+        location.lock_file.touch()
+        write_durably(location.version_file, f"mergegit repository {FORMAT_VERSION}\n".encode())
+    except PermissionError as error:
+        raise UnusableRepository(
+            f"no permission to make a repository in {directory}",
+            hint="choose a directory that you may write to",
+        ) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UnusableRepository(
+            f"{error.filename} is in the way: not a directory", hint="choose another directory"
+        ) from error
+    return location, True
+
+
+def discover(start: Path) -> Location:
+    """The repository of ``start`` or of the nearest directory above it that has one."""
+    for directory in (start.absolute(), *start.absolute().parents):
+        location = Location(directory / DIRECTORY)
+        if location.version_file.is_file():
+            _check_version(location)
+            return location
+    raise NotARepository(
+        f"{start} is not in a mergegit repository (no {DIRECTORY} here or in any directory above)",
+        hint="run `mergegit init` where the repository should be, or name it with -C",
+    )
+
+
+def _check_version(location: Location) -> None:
+    try:
+        words = location.version_file.read_text("ascii").split()
+        version = int(words[2])
+    except (ValueError, IndexError) as error:
+        raise UnusableRepository(
+            f"{location.version_file} does not say which format the repository has",
+            hint="it should read `mergegit repository 1`; restore it if the rest is intact",
+        ) from error
+    except PermissionError as error:
+        raise UnusableRepository(
+            f"no permission to read {location.root}", hint="ask its owner for access"
+        ) from error
+    if version > FORMAT_VERSION:
+        raise UnusableRepository(
+            f"the repository {location.root} has format {version}; "
+            f"this mergegit knows formats up to {FORMAT_VERSION}",
+            hint="upgrade mergegit",
+        )
+
+
+def file_system_type(path: Path) -> str | None:
+    """The type of the file system that holds ``path``, where the system tells (Linux)."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    real = os.path.realpath(path)
+    best: tuple[str, str | None] = ("", None)
+    for line in lines:
+        left, _, right = line.partition(" - ")
+        mount = left.split(" ")[4].replace("\\040", " ")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best[0]):
+            best = (mount, right.split(" ")[0])
+    return best[1]
+
+
+def refuse_network_file_system(path: Path) -> None:
+    """LMDB's locks and memory map are not safe on network file systems: refuse those."""
+    kind = file_system_type(path)
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise UnusableRepository(
+            f"{path} lies on a network file system ({kind}), where the catalog is not safe",
+            hint="keep the repository on a local disk",
+        )
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a small file so that after a crash it is the old one or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,158 @@
+"""Reading payloads from packs, counted and checked."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Final
+
+import zstandard
+
+from mergegit.encoding import MAX_OBJECT_BYTES
+from mergegit.errors import Damaged
+from mergegit.storage.catalog import Catalog, Place
+from mergegit.storage.location import Location
+from mergegit.storage.pack import HEADER, Compression, Header, Kind, checksum, read_preamble
+
+_OPEN_PACKS: Final = 128
+_FSCK = "run `mergegit fsck` to see which commits are affected"
+
+
+class ByteCount:
+    """Counts bytes where they are read, from any number of threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.total += count
+
+
+class PackReader:
+    """Reads payloads by place. Keeps a bounded number of packs open; safe to share by threads."""
+
+    def __init__(self, location: Location, catalog: Catalog) -> None:
+        self._location = location
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._open: OrderedDict[int, _OpenPack] = OrderedDict()
+
+    def close(self) -> None:
+        with self._lock:
+            self._open.clear()
+
+    def read(self, place: Place, count: ByteCount | None = None) -> bytes:
+        """The payload at a place as it is stored."""
+        pack = self._pack(place.pack)
+        data = os.pread(pack.fd, place.length, place.offset)
+        while len(data) < place.length:
+            more = os.pread(pack.fd, place.length - len(data), place.offset + len(data))
+            if not more:
+                raise Damaged(
+                    f"pack {pack.name} ends at byte {place.offset + len(data)}, "
+                    f"inside a record of {place.length} bytes",
+                    hint=_FSCK,
+                )
+            data += more
+        if count is not None:
+            count.add(len(data))
+        return data
+
+    def read_decompressed(self, place: Place, count: ByteCount | None = None) -> bytes:
+        """The payload at a place as it was before compression."""
+        data = self.read(place, count)
+        if place.compression is Compression.NONE:
+            return data
+        return decompress(data, place.size, self.pack_name(place))
+
+    def read_record(self, place: Place, kind: Kind, key: bytes, base: bytes) -> bytes:
+        """The payload at a place, decompressed, with its header read and checked beside it.
+
+        For payloads that no id vouches for. Raises ``Damaged``.
+        """
+        whole = Place(place.pack, place.offset - HEADER.size, place.length + HEADER.size, 0)
+        data = self.read(whole)
+        try:
+            header = Header.unpack(data[: HEADER.size])
+            payload = data[HEADER.size :]
+            if (header.kind, header.key, header.base) != (kind, key, base):
+                raise ValueError("another record stands there")
+            if checksum(payload) != header.checksum:
+                raise ValueError("checksum of its payload")
+        except ValueError as error:
+            raise Damaged(
+                f"a record of pack {self.pack_name(place)} is damaged ({error})", hint=_FSCK
+            ) from error
+        if header.compression is Compression.NONE:
+            return payload
+        return decompress(payload, header.size, self.pack_name(place))
+
+    def will_need(self, place: Place) -> None:
+        """Tell the kernel that a place will be read soon."""
+        if hasattr(os, "posix_fadvise"):
+            fd = self._pack(place.pack).fd
+            os.posix_fadvise(fd, place.offset, place.length, os.POSIX_FADV_WILLNEED)
+
+    def pack_name(self, place: Place) -> str:
+        return self._pack(place.pack).name
+
+    def _pack(self, number: int) -> _OpenPack:
+        with self._lock:
+            pack = self._open.get(number)
+            if pack is not None:
+                self._open.move_to_end(number)
+                return pack
+            known = self._catalog.pack(number)
+            if known is None:
+                raise Damaged(
+                    f"the catalog names pack {number}, which it does not list",
+                    hint="run `mergegit fsck --rebuild-catalog`",
+                )
+            pack = _OpenPack(self._location, known.name)
+            self._open[number] = pack
+            if len(self._open) > _OPEN_PACKS:
+                self._open.popitem(last=False)
+            return pack
+
+
+class _OpenPack:
+    """An open pack file; closed when the last reader lets go of it."""
+
+    def __init__(self, location: Location, name: str) -> None:
+        self.name = name
+        self.fd = -1
+        try:
+            self.fd = os.open(location.packs / f"{name}.pack", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise Damaged(f"pack {name} is missing from {location.packs}", hint=_FSCK) from error
+        read_preamble(self.fd, name)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+def decompress(data: bytes, size: int, pack: str) -> bytes:
+    """Decompress a payload to exactly ``size`` bytes, never more. Raises ``Damaged``."""
+    try:
+        if size > MAX_OBJECT_BYTES:
+            raise ValueError(f"{size} bytes declared")
+        out = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1))
+        if len(out) != size:
+            raise ValueError(f"{len(out)} bytes where {size} were declared")
+    except (zstandard.ZstdError, ValueError) as error:
+        raise Damaged(f"a record of pack {pack} can't be decompressed ({error})", hint=_FSCK) from (
+            error
+        )
+    return out
+
+
+def compress(data: bytes, level: int = 3) -> tuple[bytes, Compression]:
+    """``data`` under zstd where that is smaller, else as it is."""
+    smaller = zstandard.ZstdCompressor(level=level).compress(data)
+    if len(smaller) < len(data):
+        return smaller, Compression.ZSTD
+    return data, Compression.NONE

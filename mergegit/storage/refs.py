@@ -1,0 +1,228 @@
+"""Refs: small files that name a commit, each with a log of where it stood.
+
+A branch moves by compare-and-swap under one lock of the whole repository, which the kernel frees
+when its holder dies. A tag is written once. The log's line is written before the ref moves, so
+that every place where a ref ever stood can be found again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import quote
+
+from mergegit.errors import Damaged, InvalidName, RefConflict, UnknownRef
+from mergegit.objects import ID_BYTES, CommitId
+from mergegit.storage.location import Location, sync_directory, write_durably
+
+Space = Literal["heads", "tags"]
+_WORD: Final = {"heads": "branch", "tags": "tag"}
+_MAX_NAME: Final = 200
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\@{}]|\.\.|//|/\.|\.lock(/|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class RefUpdate:
+    """A move of a ref: from ``old`` (None where it must not exist) to ``new`` (None deletes)."""
+
+    space: Space
+    name: str
+    old: CommitId | None
+    new: CommitId | None
+    author: str
+    time: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """One line of a ref's log. ``old`` or ``new`` is None where the ref did not exist."""
+
+    old: CommitId | None
+    new: CommitId | None
+    author: str
+    time: int
+    reason: str
+
+
+def check_name(name: str, space: Space = "heads") -> str:
+    """``name`` if a branch or tag may be called so. Raises ``InvalidName``.
+
+    The rules are Git's, and one more: a name of 4 to 64 hexadecimal digits would be read as an
+    abbreviated commit id.
+    """
+    good = (
+        0 < len(name.encode()) <= _MAX_NAME
+        and not _FORBIDDEN.search(name)
+        and not name.startswith(("/", "-", "."))
+        and not name.endswith(("/", "."))
+        and name != "HEAD"
+        and not re.fullmatch(r"[0-9a-f]{4,64}", name)
+    )
+    if not good:
+        raise InvalidName(
+            f"{name!r} can't be the name of a {_WORD[space]}",
+            hint="use letters, digits, '-', '_', '.' and '/', as for Git's branches, "
+            "and not hexadecimal digits alone",
+        )
+    return name
+
+
+class Refs:
+    """The refs of one repository."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+
+    def read(self, space: Space, name: str) -> CommitId | None:
+        path = self._path(space, name)
+        try:
+            text = path.read_text("ascii").strip()
+            commit = bytes.fromhex(text)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except ValueError:
+            commit = b""
+        if len(commit) != ID_BYTES:
+            raise Damaged(
+                f"{_WORD[space]} {name} does not hold a commit id",
+                hint=f"see {self._log_path(space, name)} for where it stood",
+            )
+        return CommitId(commit)
+
+    def all(self, space: Space) -> dict[str, CommitId]:
+        """All refs of a space, by name in order."""
+        root = self._location.refs / space
+        found = {}
+        for directory, _, files in os.walk(root):
+            for file in files:
+                if file.startswith("."):
+                    continue
+                name = Path(directory, file).relative_to(root).as_posix()
+                commit = self.read(space, name)
+                if commit is not None:
+                    found[name] = commit
+        return dict(sorted(found.items()))
+
+    def log(self, space: Space, name: str) -> list[LogEntry]:
+        """Where a ref stood, newest first."""
+        try:
+            lines = self._log_path(space, name).read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return []
+        return [_parse_log_line(line) for line in reversed(lines)]
+
+    def update(self, update: RefUpdate) -> None:
+        """Move a ref, if it is still where ``update.old`` says. Raises ``RefConflict``."""
+        check_name(update.name, update.space)
+        with self._lock():
+            self._apply(update)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        fd = os.open(self._location.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _apply(self, update: RefUpdate) -> None:
+        word = _WORD[update.space]
+        current = self.read(update.space, update.name)
+        if current != update.old:
+            if update.old is None:
+                raise RefConflict(
+                    f"{word} {update.name} exists already",
+                    hint=f"choose another name, or delete it with `mergegit {word} -d`",
+                )
+            raise RefConflict(
+                f"{word} {update.name} was moved by another command meanwhile",
+                hint="run the command again; nothing of the other one is lost",
+            )
+        path = self._path(update.space, update.name)
+        if update.new is None:
+            self._append_log(update)
+            path.unlink()
+            sync_directory(path.parent)
+            self._drop_empty_parents(path)
+            return
+        if update.old is None:
+            self._check_room(update)
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._append_log(update)
+        write_durably(path, f"{update.new.hex()}\n".encode())
+
+    def _check_room(self, update: RefUpdate) -> None:
+        """A name can't be a directory of other names as well."""
+        for name in self.all(update.space):
+            if name.startswith(update.name + "/") or update.name.startswith(name + "/"):
+                raise RefConflict(
+                    f"{_WORD[update.space]} {update.name} can't stand beside {name}",
+                    hint="choose a name that is not the beginning of another before a '/'",
+                )
+
+    def _append_log(self, update: RefUpdate) -> None:
+        old, new = (_hex_or_zero(commit) for commit in (update.old, update.new))
+        author = re.sub(r"[\t\n\r]", " ", update.author)
+        reason = re.sub(r"[\t\n\r]", " ", update.reason)
+        line = f"{old} {new} {update.time} {author}\t{reason}\n".encode()
+        path = self._log_path(update.space, update.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            os.write(fd, line)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _drop_empty_parents(self, path: Path) -> None:
+        root = self._location.refs
+        for parent in path.parents:
+            if parent.parent == root:
+                return
+            try:
+                parent.rmdir()
+            except OSError:
+                return
+
+    def _path(self, space: Space, name: str) -> Path:
+        return self._location.refs / space / name
+
+    def _log_path(self, space: Space, name: str) -> Path:
+        return self._location.logs / space / f"{quote(name, safe='')}.log"
+
+    def require(self, space: Space, name: str) -> CommitId:
+        """Where a ref stands. Raises ``UnknownRef``."""
+        commit = self.read(space, name)
+        if commit is None:
+            raise UnknownRef(
+                f"there is no {_WORD[space]} {name}",
+                hint=f"`mergegit {_WORD[space]}` lists them",
+            )
+        return commit
+
+
+def _hex_or_zero(commit: CommitId | None) -> str:
+    return commit.hex() if commit else "0" * (2 * ID_BYTES)
+
+
+def _parse_log_line(line: str) -> LogEntry:
+    try:
+        head, _, reason = line.partition("\t")
+        old, new, time, author = head.split(" ", 3)
+        ids = [CommitId(bytes.fromhex(text)) if text.strip("0") else None for text in (old, new)]
+        return LogEntry(ids[0], ids[1], author, int(time), reason)
+    except ValueError as error:
+        raise Damaged(
+            f"a line of a ref's log can't be read: {line[:80]!r}", hint="run `mergegit fsck`"
+        ) from error

@@ -1,0 +1,33 @@
+"""Fixtures that all tests share: small families of real checkpoints, and a repository."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mergegit import Repository
+from tests.families import Family, make_family
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """A base and three bf16 experts, sharded, with every kind of file beside the weights."""
+    return make_family(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Iterator[Repository]:
+    """An empty repository."""
+    with Repository.init(tmp_path / "repository", author="Ada <ada@example.org>") as repository:
+        yield repository
+
+
+@pytest.fixture
+def loaded(repository: Repository, family: Family) -> Repository:
+    """A repository with the family in it: branches base, math, code and prose."""
+    repository.add(family.base)
+    for expert in family.experts:
+        repository.add(expert)
+    return repository
