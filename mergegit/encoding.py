@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from mergegit.dtypes import DTYPES
+from mergegit.dtypes import DTYPES, byte_length
 from mergegit.errors import Damaged
 from mergegit.objects import (
     ID_BYTES,
@@ -69,14 +69,27 @@ def encode(value: Object) -> bytes:
 
 
 def decode(data: bytes) -> Object:
-    """The object that ``data`` encodes. Raises ``Damaged`` where it is not one."""
+    """The object that ``data`` encodes. Raises ``Damaged`` where it is not one.
+
+    An object has one spelling, as one id: other bytes that say the same are refused.
+    """
     try:
         first, facts, payload = data.split(b"\n", 2)
         kind, version = first.decode("ascii").split(" ")
         if int(version) != OBJECT_VERSION:
             raise ValueError(f"version {version}")
-        return _DECODERS[kind](json.loads(facts), payload)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        value = _DECODERS[kind](json.loads(facts), payload)
+        if encode(value) != data:
+            raise ValueError("not in canonical form")
+        return value
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise Damaged(
             f"an object of the store can't be read ({type(error).__name__}: {error})",
             hint="run `mergegit fsck` to see what is affected",
@@ -95,6 +108,7 @@ def _decode_tensor(facts: dict[str, Any], payload: bytes) -> Tensor:
         raise ValueError(f"shape {tensor.shape}")
     if len(payload) != ID_BYTES * block_count(tensor.elements):
         raise ValueError("number of blocks")
+    byte_length(tensor.dtype, tensor.elements)
     return tensor
 
 
@@ -179,7 +193,7 @@ def _encode_plan(value: Plan) -> tuple[object, bytes]:
             "blocks_read": expert.blocks_read,
             "blocks_free": expert.blocks_free,
             "blocks_skipped": expert.blocks_skipped,
-            "predicted_error": expert.predicted_error,
+            "predicted_error": float(expert.predicted_error),
         }
         for expert in value.experts
     ]
@@ -193,8 +207,9 @@ def _encode_plan(value: Plan) -> tuple[object, bytes]:
         "planned_bytes": value.planned_bytes,
         "base_bytes": value.base_bytes,
         "write_bytes": value.write_bytes,
-        "predicted_error": value.predicted_error,
-        "error_bound": value.error_bound,
+        "merged_norm": value.merged_norm,
+        "predicted_error": float(value.predicted_error),
+        "error_bound": None if value.error_bound is None else float(value.error_bound),
         "experts": experts,
     }
     return facts, b"".join(expert.layers for expert in value.experts)
@@ -231,6 +246,7 @@ def _decode_plan(facts: dict[str, Any], payload: bytes) -> Plan:
         planned_bytes=int(facts["planned_bytes"]),
         base_bytes=int(facts["base_bytes"]),
         write_bytes=int(facts["write_bytes"]),
+        merged_norm=float(facts["merged_norm"]),
         predicted_error=float(facts["predicted_error"]),
         error_bound=None if bound is None else float(bound),
         experts=experts,

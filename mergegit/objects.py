@@ -168,8 +168,9 @@ class Plan:
     experts' ``layers``; ``kept`` says of every other input tensor why the merge leaves it as the
     base has it. All byte counts are stored bytes as they lie on disk, but ``raw_bytes`` and
     ``write_bytes``, which are bytes of tensors. ``budget_bytes`` is None without a budget.
-    ``predicted_error`` is the error of the merged delta relative to that of the full-read merge;
-    ``error_bound`` holds always, where the method is additive, and is None elsewhere.
+    ``merged_norm`` is the expected norm of the full-read merge's delta; the errors are relative to
+    it. ``predicted_error`` is what is expected; ``error_bound`` is never exceeded, where the method
+    is additive, and is None elsewhere.
     """
 
     recipe: Mapping[str, Any]
@@ -181,6 +182,7 @@ class Plan:
     planned_bytes: int
     base_bytes: int
     write_bytes: int
+    merged_norm: float
     predicted_error: float
     error_bound: float | None
     experts: tuple[ExpertPlan, ...]

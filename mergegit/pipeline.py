@@ -36,9 +36,9 @@ def ordered_map(
     with ThreadPoolExecutor(threads, thread_name_prefix="mergegit") as pool:
         try:
             for item in items:
+                pending.append(pool.submit(work, item))
                 if len(pending) >= limit:
                     yield pending.popleft().result()
-                pending.append(pool.submit(work, item))
             while pending:
                 yield pending.popleft().result()
         finally:

@@ -27,6 +27,9 @@ SKETCH_BUCKETS: Final = 256
 """Length of a tensor's sketch. The inner product of two sketches estimates that of the deltas,
 with a standard error of about |a| |b| / 16 for one tensor, far less for a model."""
 
+PLANES: Final = 4
+"""Planes of a progressive delta (mergegit.kernels.progressive)."""
+
 _HEAD = struct.Struct("<IIII")
 
 
@@ -66,15 +69,16 @@ class Histogram:
         return np.float32(upper - (float(upper) - float(lower)) * wanted / inside)
 
     def magnitude(self, threshold: np.float32 | float = 0.0) -> float:
-        """Sum of |delta| over elements of at least ``threshold``; bins above an edge count with
-        their middle, which is within 0.1%."""
+        """Sum of |delta| over elements of at least ``threshold``; bins above an edge count as if
+        spread evenly over their cell, which is within 0.1%."""
         cells = self.bins // 2
-        values = _edge(cells).astype(np.float64)
-        above_edge = (self.bins & 1).astype(np.bool_)
+        lower = _edge(cells).astype(np.float64)
         upper = _edge(cells + 1).astype(np.float64)
-        values[above_edge] = (values[above_edge] + upper[above_edge]) / 2
-        kept = values >= threshold
-        return float(values[kept] @ self.counts[kept].astype(np.float64))
+        start = np.clip(float(threshold), lower, upper)
+        is_above_edge = (self.bins & 1).astype(np.bool_)
+        share = np.where(is_above_edge, (upper - start) / (upper - lower), lower >= threshold)
+        value = np.where(is_above_edge, (start + upper) / 2, lower)
+        return float((share * value) @ self.counts.astype(np.float64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class TensorStatistics:
     Per block: ``energy``, the sum of squares (float64); ``maximum``, the largest magnitude
     (float32); ``nonzero``, the number of elements that differ; ``nonfinite``, the number of NaN and
     infinite elements of the tensor itself (uint32). Deltas that are not finite count nowhere else.
+    ``remaining`` (float64, blocks by ``PLANES``) is the energy left unread after 1, 2, ... planes
+    of a progressive delta; zeros where the two tensors' dtypes allow none.
     Per tensor: the ``sketch`` (float32, ``SKETCH_BUCKETS``) and the ``histogram``.
     """
 
@@ -91,6 +97,7 @@ class TensorStatistics:
     maximum: npt.NDArray[np.float32]
     nonzero: npt.NDArray[np.uint32]
     nonfinite: npt.NDArray[np.uint32]
+    remaining: npt.NDArray[np.float64]
     sketch: npt.NDArray[np.float32]
     histogram: Histogram
 
@@ -105,6 +112,7 @@ class TensorStatistics:
                 self.maximum.astype("<f4").tobytes(),
                 self.nonzero.astype("<u4").tobytes(),
                 self.nonfinite.astype("<u4").tobytes(),
+                self.remaining.astype("<f8").tobytes(),
                 self.sketch.astype("<f4").tobytes(),
                 _byte_planes(gaps.astype("<u4")),
                 _byte_planes(histogram.counts.astype("<u8")),
@@ -123,6 +131,7 @@ class TensorStatistics:
             maximum = reader.take("<f4", blocks)
             nonzero = reader.take("<u4", blocks)
             nonfinite = reader.take("<u4", blocks)
+            remaining = reader.take("<f8", blocks * PLANES).reshape(blocks, PLANES)
             sketch = reader.take("<f4", buckets)
             gaps = reader.take_planes("<u4", bins)
             counts = reader.take_planes("<u8", bins)
@@ -133,7 +142,7 @@ class TensorStatistics:
                 hint="run `mergegit fsck` to see what is affected",
             ) from error
         histogram = Histogram(np.cumsum(gaps, dtype=np.uint32), counts)
-        return cls(energy, maximum, nonzero, nonfinite, sketch, histogram)
+        return cls(energy, maximum, nonzero, nonfinite, remaining, sketch, histogram)
 
 
 class _Reader:
@@ -160,9 +169,11 @@ class _Reader:
 
 def _byte_planes(array: npt.NDArray[np.generic]) -> bytes:
     """First bytes of all elements, then second bytes, and so on: zstd shrinks that better."""
-    return np.ascontiguousarray(array.view(np.uint8).reshape(array.size, -1).T).tobytes()
+    octets = array.view(np.uint8).reshape(array.size, array.itemsize)
+    return np.ascontiguousarray(octets.T).tobytes()
 
 
 def _edge(cells: npt.NDArray[np.uint32]) -> npt.NDArray[np.float32]:
-    """The lower edges of cells."""
-    return (cells << np.uint32(BIN_SHIFT)).astype(np.uint32).view(np.float32)
+    """The lower edges of cells; the largest float stands for infinity."""
+    edges = (cells << np.uint32(BIN_SHIFT)).astype(np.uint32).view(np.float32)
+    return np.minimum(edges, np.finfo(np.float32).max)

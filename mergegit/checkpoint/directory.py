@@ -7,6 +7,7 @@ Every other file comes along as it is. A single ``.safetensors`` file is a check
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -40,8 +41,17 @@ class SourceFile:
 
     def open(self) -> int:
         """An open descriptor. Raises ``BadCheckpoint`` where the file is not as it was."""
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        self.check_unchanged(fd)
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError as error:
+            raise BadCheckpoint(
+                f"{self.path} vanished while the checkpoint was read", hint="run the command again"
+            ) from error
+        try:
+            self.check_unchanged(fd)
+        except BadCheckpoint:
+            os.close(fd)
+            raise
         return fd
 
     def check_unchanged(self, fd: int) -> None:
@@ -104,6 +114,11 @@ def inspect(path: Path) -> Checkpoint:
         )
     if path.is_file():
         return _inspect_file(path)
+    if not path.is_dir():
+        raise BadCheckpoint(
+            f"{path} is neither a file nor a directory",
+            hint="name a checkpoint's directory or a safetensors file",
+        )
     listing = _list(path)
     contents: dict[str, bytes] = {}
     notes: list[str] = []
@@ -124,10 +139,23 @@ def inspect(path: Path) -> Checkpoint:
         config = _read_json(listing.files[CONFIG_FILE], contents)
         notes.extend(_config_notes(config, owner, shards))
     plain = tuple(source for name, source in listing.files.items() if not name.endswith(SUFFIX))
-    name = path.resolve().name
     return Checkpoint(
-        path, name, shards, owner, plain, tuple(listing.directories), contents, tuple(notes)
+        path,
+        _name_of(path.resolve()),
+        shards,
+        owner,
+        plain,
+        tuple(listing.directories),
+        contents,
+        tuple(notes),
     )
+
+
+def _name_of(path: Path) -> str:
+    """What people call the checkpoint in a directory: in the Hub's cache, by its repository."""
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name
 
 
 def _inspect_file(path: Path) -> Checkpoint:
@@ -152,12 +180,19 @@ def _list(root: Path) -> _Listing:
             below = f"{inside}{name}"
             try:
                 below.encode()
+                if "\\" in name:
+                    raise BadCheckpoint(
+                        f"{path} has a backslash in its name, which other systems take for a path",
+                        hint="rename it",
+                    )
                 mode = path.stat().st_mode
             except UnicodeEncodeError as error:
                 raise BadCheckpoint(
-                    f"{path!r} has a name that is not UTF-8", hint="rename the file"
+                    f"{os.fspath(path)!r} has a name that is not UTF-8", hint="rename it"
                 ) from error
-            except FileNotFoundError as error:
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ELOOP):
+                    raise
                 raise BadCheckpoint(
                     f"{path} is a link to a file that is not there",
                     hint="download the checkpoint again, or remove the link",
@@ -227,8 +262,10 @@ def _read_json(source: SourceFile, contents: dict[str, bytes]) -> dict[str, Any]
 
 def _read_index(source: SourceFile, contents: dict[str, bytes]) -> dict[str, str]:
     weight_map = _read_json(source, contents).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) for file in weight_map.values()
+    if not (
+        isinstance(weight_map, dict)
+        and weight_map
+        and all(isinstance(file, str) for file in weight_map.values())
     ):
         raise BadCheckpoint(
             f"{source.path} has no weight_map of tensor names to files",

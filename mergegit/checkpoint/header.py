@@ -86,14 +86,19 @@ def read_header(fd: int, path: Path) -> FileHeader:
 def parse_header(text: bytes, path: Path) -> tuple[TensorEntry, ...]:
     """The tensors that a header names, in the order of their data. Raises ``BadCheckpoint``."""
     try:
-        facts = json.loads(text, object_pairs_hook=_no_duplicates)
+        facts = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
         _fail(path, f"has a header that is not valid JSON ({error})", _AGAIN)
     if not isinstance(facts, dict):
         _fail(path, "has a header that is not a JSON object", _AGAIN)
-    metadata = facts.pop("__metadata__", {})
+    metadata = facts.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _fail(path, "has a __metadata__ that is not a map of texts", _AGAIN)
+    try:
+        "".join((*facts, *metadata, *metadata.values())).encode()
+    except UnicodeEncodeError:
+        _fail(path, "has a header with half of a surrogate pair in a name", _AGAIN)
     entries = [_entry(name, value, path) for name, value in facts.items()]
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     at = 0
@@ -106,7 +111,7 @@ def parse_header(text: bytes, path: Path) -> tuple[TensorEntry, ...]:
 
 
 def _entry(name: str, value: object, path: Path) -> TensorEntry:
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
         _fail(path, f"describes tensor {name} without dtype, shape and data_offsets", _AGAIN)
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
@@ -158,8 +163,8 @@ def build_header(
 
 def metadata_of(text: bytes) -> dict[str, str]:
     """The ``__metadata__`` of a header that was checked before."""
-    metadata: dict[str, str] = json.loads(text).get("__metadata__", {})
-    return metadata
+    metadata: dict[str, str] | None = json.loads(text).get("__metadata__")
+    return metadata or {}
 
 
 def _are_sizes(value: object) -> bool:

@@ -62,8 +62,8 @@ def new_directory(target: Path) -> Iterator[Path]:
     ``target`` must not exist, or be an empty directory. What a killed process left beside it is
     removed. Raises ``BadTarget`` and ``NoSpace``.
     """
-    target = target.absolute()
     _check_free(target)
+    target = target.absolute()
     parent = target.parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +79,8 @@ def new_directory(target: Path) -> Iterator[Path]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield temporary
+        for directory, _, _ in os.walk(temporary):
+            _sync_directory(Path(directory))
         os.rename(temporary, target)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -6,18 +6,34 @@ from pathlib import Path
 
 import click
 
-from mergegit.cli.common import json_option, open_repository, print_json, threads_option
+from mergegit.cli.common import (
+    complete_ref,
+    encoding_option,
+    json_option,
+    message_option,
+    open_repository,
+    print_json,
+    print_notes,
+    threads_option,
+)
 from mergegit.cli.progress import progress_bar
 from mergegit.cli.text import human_bytes, human_seconds, percent, plural
 from mergegit.repository.naming import short
+from mergegit.repository.repository import BlockEncoding
 
 
 @click.command("add")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--name", help="The branch's name; by default the checkpoint's.")
-@click.option("--base", metavar="REF", help="The commit that the checkpoint was trained from.")
+@click.option("--name", metavar="NAME", help="The branch; by default called as the checkpoint.")
+@click.option(
+    "--base",
+    metavar="REF",
+    shell_complete=complete_ref,
+    help="The commit that the checkpoint was trained from.",
+)
 @click.option("--no-base", is_flag=True, help="Add it as a base of its own.")
-@click.option("-m", "--message", help="What to write in the commit.")
+@message_option
+@encoding_option("delta")
 @threads_option
 @json_option
 @click.pass_context
@@ -28,6 +44,7 @@ def command(
     base: str | None,
     no_base: bool,
     message: str | None,
+    encoding: BlockEncoding,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -36,13 +53,24 @@ def command(
     CHECKPOINT is a directory as Hugging Face tools write it, or one safetensors file. The commit
     goes on a branch of its name, with its base as parent: by default the one in the repository
     that has the same tensor names and shapes. Blocks that are there already are not stored again.
+
+    \b
+    Examples:
+      mergegit add ./llama-3-8b
+      mergegit add ./llama-3-8b-math --base llama-3-8b
     """
     if base is not None and no_base:
         raise click.UsageError("--base and --no-base exclude each other.")
     repository = open_repository(ctx, writes=True, threads=threads)
     with progress_bar() as progress:
         report = repository.add(
-            checkpoint, name=name, base=base, no_base=no_base, message=message, progress=progress
+            checkpoint,
+            name=name,
+            base=base,
+            no_base=no_base,
+            message=message,
+            encoding=encoding,
+            progress=progress,
         )
     if as_json:
         print_json(
@@ -62,18 +90,18 @@ def command(
             }
         )
         return
-    for note in report.notes:
-        click.echo(f"{click.style('note:', fg='yellow')} {note}", err=True)
+    print_notes(report.notes)
+    branch = click.style(report.branch, bold=True)
     commit = click.style(short(report.commit), fg="yellow")
     if not report.is_new:
-        click.echo(f"{report.branch} is there already, at {commit}; nothing to add")
+        click.echo(f"{branch} holds this checkpoint already, at {commit}; nothing to do")
         return
-    on = f" on base {report.base_ref}" if report.base_ref else " as a base"
-    click.echo(f"{report.branch} added{on}: {commit}")
+    on = f"on base {report.base_ref}" if report.base_ref else "as a base"
+    click.echo(f"added {branch} {on}: {commit}")
     click.echo(
         f"  {plural(report.tensors, 'tensor')}, {human_bytes(report.total_bytes)}; "
         f"new {human_bytes(report.new_bytes)} "
         f"({percent(report.new_bytes, report.total_bytes)}) "
-        f"in {plural(report.new_blocks, 'block')} of {report.blocks:,}; "
+        f"in {report.new_blocks:,} of {plural(report.blocks, 'block')}; "
         f"{human_seconds(report.seconds)}"
     )

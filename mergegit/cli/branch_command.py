@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import click
 
-from mergegit.cli.common import json_option, open_repository
-from mergegit.cli.ref_text import print_refs
-from mergegit.repository.naming import short
+from mergegit.cli.common import complete_ref, json_option, open_repository
+from mergegit.cli.ref_text import print_ref, print_refs
 
 
 @click.command("branch")
-@click.argument("name", required=False)
-@click.argument("ref", required=False)
+@click.argument("name", required=False, shell_complete=complete_ref)
+@click.argument("ref", required=False, shell_complete=complete_ref)
 @click.option("-d", "--delete", is_flag=True, help="Delete branch NAME.")
 @click.option("-m", "--move", is_flag=True, help="Rename branch NAME to REF.")
 @json_option
@@ -21,7 +20,14 @@ def command(
 ) -> None:
     """List branches, or make branch NAME at REF.
 
-    A deleted branch's commits stay until they are collected; its log tells where it stood.
+    A deleted branch's commits stay in the repository, under their ids.
+
+    \b
+    Examples:
+      mergegit branch
+      mergegit branch best llama-math+llama-code
+      mergegit branch -m best release
+      mergegit branch -d release
     """
     if delete and move:
         raise click.UsageError("-d and -m exclude each other.")
@@ -34,12 +40,16 @@ def command(
         if ref is not None:
             raise click.UsageError("-d takes one name.")
         commit = open_repository(ctx, writes=True).delete_branch(name)
-        click.echo(f"branch {name} deleted; it was at {short(commit)}")
+        print_ref("branch", name, commit, "deleted; it was at", as_json)
     elif ref is None:
-        raise click.UsageError("Name the commit that the branch should point to.")
+        raise click.UsageError(
+            "Name the branch's new name, too."
+            if move
+            else "Name the commit that the branch should point to, too."
+        )
     elif move:
-        open_repository(ctx, writes=True).rename_branch(name, ref)
-        click.echo(f"branch {name} is now {ref}")
+        commit = open_repository(ctx, writes=True).rename_branch(name, ref)
+        print_ref("branch", ref, commit, f"was {name}; it is at", as_json)
     else:
         commit = open_repository(ctx, writes=True).create_branch(name, ref)
-        click.echo(f"branch {name} made at {short(commit)}")
+        print_ref("branch", name, commit, "made at", as_json)

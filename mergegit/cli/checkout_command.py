@@ -6,13 +6,19 @@ from pathlib import Path
 
 import click
 
-from mergegit.cli.common import json_option, open_repository, print_json, threads_option
+from mergegit.cli.common import (
+    complete_ref,
+    json_option,
+    open_repository,
+    print_json,
+    threads_option,
+)
 from mergegit.cli.progress import progress_bar
-from mergegit.cli.text import human_bytes, human_seconds, plural
+from mergegit.cli.text import human_bytes, human_seconds, plural, printable
 
 
 @click.command("checkout")
-@click.argument("ref")
+@click.argument("ref", shell_complete=complete_ref)
 @click.argument("directory", type=click.Path(path_type=Path))
 @threads_option
 @json_option
@@ -24,6 +30,10 @@ def command(
 
     The directory appears whole or not at all. A checkpoint that was added comes back byte for
     byte; a merged one can be loaded or uploaded as it stands.
+
+    \b
+    Example:
+      mergegit checkout llama-math+llama-code ./merged
     """
     repository = open_repository(ctx, threads=threads)
     with progress_bar() as progress:
@@ -40,6 +50,6 @@ def command(
         )
         return
     click.echo(
-        f"{ref} written to {directory}: {plural(report.files, 'file')}, "
+        f"{ref} written to {printable(str(directory))}: {plural(report.files, 'file')}, "
         f"{human_bytes(report.nbytes)}, {human_seconds(report.seconds)}"
     )

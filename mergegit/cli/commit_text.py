@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mergegit.cli.text import human_bytes, human_seconds, local_time
+from mergegit.cli.text import human_bytes, human_seconds, local_time, printable
 from mergegit.objects import Commit, CommitId
 from mergegit.repository import Repository
 from mergegit.repository.naming import short
@@ -35,7 +35,9 @@ def decoration(names: Sequence[str]) -> str:
 
 
 def oneline(commit_id: CommitId, commit: Commit, names: Sequence[str]) -> str:
-    return f"{click.style(short(commit_id), fg='yellow')}{decoration(names)} {commit.title}"
+    return (
+        f"{click.style(short(commit_id), fg='yellow')}{decoration(names)} {printable(commit.title)}"
+    )
 
 
 def full_lines(
@@ -44,20 +46,26 @@ def full_lines(
     """A commit as `log` shows it: the head first, then the rest."""
     head = click.style(f"commit {commit_id.hex()}", fg="yellow")
     lines = [head + decoration(names.get(commit_id, ()))]
-    if commit.parents:
-        listed = [
-            names[parent][0] if names.get(parent) else short(parent) for parent in commit.parents
-        ]
-        lines.append(f"{'Base' if len(listed) == 1 else 'Merge'}:   {' '.join(listed)}")
-    lines.append(f"Author: {commit.author}")
-    lines.append(f"Date:   {local_time(commit.time)}")
+    parents = [_name(parent, names) for parent in commit.parents]
+    if parents:
+        lines.append(f"Base:     {parents[0]}")
+    if len(parents) > 1:
+        lines.append(f"{'Experts: ' if commit.recipe else 'Previous:'} {' '.join(parents[1:])}")
+    lines.append(f"Author:   {printable(commit.author)}")
+    lines.append(f"Date:     {local_time(commit.time)}")
     if commit.recipe:
-        lines.append(f"Recipe: {recipe_line(commit.recipe)}")
+        lines.append(f"Recipe:   {recipe_line(commit.recipe)}")
     if commit.execution:
-        lines.append(f"Read:   {execution_line(commit.execution)}")
+        lines.append(f"Read:     {execution_line(commit.execution)}")
     lines.append("")
-    lines += [f"    {line}" for line in commit.message.splitlines()]
+    lines += [f"    {printable(line)}" for line in commit.message.splitlines()]
     return lines
+
+
+def _name(commit_id: CommitId, names: Mapping[CommitId, Sequence[str]]) -> str:
+    """A branch or tag at a commit, else its short id."""
+    named = names.get(commit_id)
+    return named[0].removeprefix("tag: ") if named else short(commit_id)
 
 
 def recipe_line(recipe: Mapping[str, Any]) -> str:

@@ -6,15 +6,23 @@ import sys
 
 import click
 
-from mergegit.cli.common import json_option, open_repository, print_json, threads_option
+from mergegit.cli.common import (
+    json_option,
+    open_repository,
+    print_json,
+    print_notes,
+    threads_option,
+)
 from mergegit.cli.progress import progress_bar
-from mergegit.cli.text import human_bytes, plural
+from mergegit.cli.text import human_bytes, plural, printable
 from mergegit.repository import Repository
 
 
 @click.command("fsck")
 @click.option(
-    "--rebuild-catalog", is_flag=True, help="Make the catalog anew from the packs, then check."
+    "--rebuild-catalog",
+    is_flag=True,
+    help="Make the catalog anew from the packs first, while no other command runs.",
 )
 @threads_option
 @json_option
@@ -25,7 +33,7 @@ def command(ctx: click.Context, rebuild_catalog: bool, threads: int | None, as_j
     Exits 1 where anything is damaged or missing, and names the commits that need it.
     """
     if rebuild_catalog:
-        count = Repository.rebuild_catalog(ctx.find_root().obj)
+        count = Repository.rebuild_catalog()
         click.echo(f"catalog made anew from {plural(count, 'pack')}", err=True)
     repository = open_repository(ctx, threads=threads)
     with progress_bar() as progress:
@@ -47,11 +55,11 @@ def command(ctx: click.Context, rebuild_catalog: bool, threads: int | None, as_j
             }
         )
         sys.exit(0 if report.is_clean else 1)
-    for note in report.notes:
-        click.echo(f"{click.style('note:', fg='yellow')} {note}")
+    print_notes(report.notes)
     for problem in report.problems:
         needed = f"; needed by {', '.join(problem.commits)}" if problem.commits else ""
-        click.echo(f"{click.style('damage:', fg='red', bold=True)} {problem.what}{needed}")
+        what = f"{problem.what}{needed}"
+        click.echo(f"{click.style('damage:', fg='red', bold=True)} {printable(what)}")
     click.echo(
         f"{plural(report.commits, 'commit')}, {plural(report.objects, 'object')}, "
         f"{plural(report.blocks, 'block')}, {human_bytes(report.checked_bytes)} checked: "

@@ -6,18 +6,26 @@ from pathlib import Path
 
 import click
 
+from mergegit.cli.common import json_option, print_json
 from mergegit.storage.location import create
 
 
 @click.command("init")
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), required=False)
-@click.pass_context
-def command(ctx: click.Context, directory: Path | None) -> None:
+@click.argument(
+    "directory", type=click.Path(path_type=Path, file_okay=False), default=Path(), required=False
+)
+@json_option
+def command(directory: Path, as_json: bool) -> None:
     """Make an empty repository in DIRECTORY, by default here.
 
-    Running it again changes nothing.
+    Everything lies in DIRECTORY/.mergegit; keep that on a local disk. Running it again changes
+    nothing.
     """
-    where = ctx.find_root().obj / (directory or Path())
-    location, is_new = create(where)
-    word = "empty repository made in" if is_new else "there is a repository already in"
-    click.echo(f"{word} {location.root.resolve()}")
+    location, is_new = create(directory)
+    root = str(location.root.resolve())
+    if as_json:
+        print_json({"root": root, "is_new": is_new})
+        return
+    click.echo(
+        f"{'empty repository made in' if is_new else 'there is a repository already in'} {root}"
+    )

@@ -7,24 +7,42 @@ from typing import Any
 
 import click
 
-from mergegit.cli.common import json_option, open_repository, print_json, threads_option
+from mergegit.cli.common import (
+    encoding_option,
+    json_option,
+    message_option,
+    open_repository,
+    print_json,
+    threads_option,
+)
 from mergegit.cli.merge_options import make_recipe, merge_options
 from mergegit.cli.plan_text import plan_json, print_plan
 from mergegit.cli.progress import progress_bar
 from mergegit.cli.text import human_bytes, human_seconds
+from mergegit.errors import UnknownRef
 from mergegit.repository import Repository
 from mergegit.repository.naming import short
 from mergegit.repository.reports import PlanReport
+from mergegit.repository.repository import BlockEncoding
 
 
 @click.command("merge")
 @merge_options
-@click.option("-b", "--branch", help="The branch that the merge moves; by default a new one.")
-@click.option("-m", "--message", help="What to write in the commit.")
 @click.option(
-    "--plan", "plan_text", metavar="FILE|ID", help="Carry out a plan that was made before."
+    "-b",
+    "--branch",
+    metavar="BRANCH",
+    help="The branch that the merge moves; by default a new one named after the experts.",
+)
+@message_option
+@click.option(
+    "--plan",
+    "plan_text",
+    metavar="FILE|ID",
+    help="Carry out a plan that `plan --save` wrote, or that a commit was made by.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@encoding_option("delta")
 @threads_option
 @json_option
 @click.pass_context
@@ -37,17 +55,28 @@ def command(
     message: str | None,
     plan_text: str | None,
     dry_run: bool,
+    encoding: BlockEncoding,
     threads: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Merge EXPERTS into a new commit.
+    """Merge each EXPERT into a new commit.
 
     The commit's parents are the base, then the experts; it goes on branch -b, by default a new
     one named after the experts. With --budget no more expert bytes are read than it allows.
+
+    \b
+    Examples:
+      mergegit merge llama-math llama-code --budget 10%
+      mergegit merge llama-math llama-code --method ties -p density=0.5 -p llama-math.weight=0.7
+      mergegit merge --plan plan.bin -b release
     """
     if bool(experts) == bool(plan_text):
-        raise click.UsageError("Name experts, or a plan with --plan.")
+        raise click.UsageError(
+            "Name experts or a plan, not both."
+            if experts
+            else "Name experts, or a plan with --plan."
+        )
     repository = open_repository(ctx, writes=True, threads=threads)
     with progress_bar() as progress:
         if plan_text:
@@ -57,7 +86,9 @@ def command(
             recipe = make_recipe(repository, experts, **options)
             plan = repository.plan(recipe, budget=budget, progress=progress)
         if not dry_run:
-            report = repository.merge(plan, branch=branch, message=message, progress=progress)
+            report = repository.merge(
+                plan, branch=branch, message=message, encoding=encoding, progress=progress
+            )
     if dry_run:
         if as_json:
             print_json(plan_json(plan))
@@ -78,16 +109,17 @@ def command(
             }
         )
         return
+    branch = click.style(report.branch, bold=True)
     commit = click.style(short(report.commit), fg="yellow")
     if not report.is_new:
-        click.echo(f"{report.branch} holds this merge already, at {commit}; nothing to do")
+        click.echo(f"{branch} holds this merge already, at {commit}; nothing to do")
         return
     print_plan(plan)
+    click.echo(f"merged into {branch}: {commit}")
     click.echo(
-        f"merged into {click.style(report.branch, bold=True)}: {commit}; "
-        f"read {human_bytes(report.read_bytes)} of experts and "
-        f"{human_bytes(report.base_read_bytes)} of the base, "
-        f"wrote {human_bytes(report.written_bytes)}, {human_seconds(report.seconds)}"
+        f"  read {human_bytes(report.read_bytes)} of experts and "
+        f"{human_bytes(report.base_read_bytes)} of the base; "
+        f"wrote {human_bytes(report.written_bytes)}; {human_seconds(report.seconds)}"
     )
 
 
@@ -96,14 +128,21 @@ def _refuse_other_options(ctx: click.Context) -> None:
     source = click.core.ParameterSource.COMMANDLINE
     meaningless = ("base", "method", "parameters", "budget", "seed", "dtype", "ignore_extra",
                    "allow_nonfinite")  # fmt: skip
-    for name in meaningless:
-        if ctx.get_parameter_source(name) == source:
-            raise click.UsageError(
-                f"--plan says it all; --{name.replace('_', '-')} can't change it."
-            )
+    for param in ctx.command.params:
+        if param.name in meaningless and ctx.get_parameter_source(param.name) == source:
+            raise click.UsageError(f"--plan says it all; {param.opts[0]} can't change it.")
 
 
 def _load_plan(repository: Repository, text: str) -> PlanReport:
     """A plan from a file that `plan --save` wrote, else from the store by id."""
     path = Path(text)
-    return repository.read_plan(path) if path.is_file() else repository.saved_plan(text)
+    if path.is_file():
+        return repository.read_plan(path)
+    try:
+        return repository.saved_plan(text)
+    except UnknownRef as error:
+        raise UnknownRef(
+            f"{text!r} is neither a file nor the id of a plan in the repository",
+            hint="write a plan to a file with `mergegit plan --save FILE`; "
+            "`mergegit show` gives the id of a merge's plan",
+        ) from error

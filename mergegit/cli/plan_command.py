@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,13 +11,18 @@ from mergegit.cli.common import json_option, open_repository, print_json, thread
 from mergegit.cli.merge_options import make_recipe, merge_options
 from mergegit.cli.plan_text import plan_json, print_curve, print_plan
 from mergegit.cli.progress import progress_bar
+from mergegit.encoding import encode
+from mergegit.objects import Plan
 
 
 @click.command("plan")
 @merge_options
 @click.option("--curve", is_flag=True, help="Predicted error at budgets from 1% to 100%.")
 @click.option(
-    "--save", type=click.File("wb"), metavar="FILE", help="Keep the plan for `merge --plan FILE`."
+    "--save",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the plan to FILE, for `merge --plan FILE`.",
 )
 @threads_option
 @json_option
@@ -27,20 +33,27 @@ def command(
     experts: tuple[str, ...],
     budget: str | None,
     curve: bool,
-    save: Any,
+    save: Path | None,
     threads: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Show what a merge of EXPERTS would read, and what that costs in fidelity.
+    """Show what a merge of each EXPERT would read, and what that costs in fidelity.
 
-    Reads no weights: everything comes from what was measured when the experts were added.
+    Everything comes from what was measured when the experts were added, and no weights are read;
+    only an expert that was added with another base is measured now, once.
+
+    \b
+    Examples:
+      mergegit plan llama-math llama-code --budget 10%
+      mergegit plan llama-math llama-code --curve
+      mergegit plan llama-math llama-code --budget 2GiB --save plan.bin
     """
     if not experts:
         raise click.UsageError("Name at least one expert.")
     if curve and (budget or save):
         raise click.UsageError("--curve goes without --budget and --save.")
-    repository = open_repository(ctx, writes=True, threads=threads)
+    repository = open_repository(ctx, threads=threads)
     recipe = make_recipe(repository, experts, **options)
     with progress_bar() as progress:
         if curve:
@@ -54,10 +67,15 @@ def command(
             print_curve(reports)
         return
     if save:
-        from mergegit.encoding import encode
-
-        save.write(encode(report.plan))
+        _write(save, report.plan)
     if as_json:
         print_json(plan_json(report))
     else:
         print_plan(report)
+
+
+def _write(path: Path, plan: Plan) -> None:
+    try:
+        path.write_bytes(encode(plan))
+    except OSError as error:
+        raise click.FileError(str(path), error.strerror) from error

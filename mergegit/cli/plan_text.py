@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mergegit.cli.text import human_bytes, percent
+from mergegit.cli.text import error_number, human_bytes, percent, printable
 from mergegit.objects import Plan
 from mergegit.repository.naming import short
 from mergegit.repository.reports import PlanReport
@@ -26,6 +26,7 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
         "planned_bytes": plan.planned_bytes,
         "base_bytes": plan.base_bytes,
         "write_bytes": plan.write_bytes,
+        "merged_norm": plan.merged_norm,
         "predicted_error": plan.predicted_error,
         "prediction": "additive" if plan.error_bound is not None else "estimate",
         "error_bound": plan.error_bound,
@@ -53,10 +54,9 @@ def print_plan(report: PlanReport) -> None:
     plan = report.plan
     recipe = plan.recipe
     experts = [expert.ref for expert in plan.experts]
-    budget = f", budget {report.budget}" if report.budget else ", no budget"
     click.echo(
         f"plan {click.style(short(report.id), fg='yellow')}: {recipe['method']} of "
-        f"{', '.join(experts)} on {recipe['base']['ref']}{budget}"
+        f"{', '.join(experts)} on base {recipe['base']['ref']}, {_budget(report)}"
     )
     rows = [
         [
@@ -67,22 +67,24 @@ def print_plan(report: PlanReport) -> None:
             f"{expert.blocks_read:,}",
             f"{expert.blocks_free:,}",
             f"{expert.blocks_skipped:,}",
-            f"{expert.predicted_error:.3f}",
+            error_number(expert.predicted_error),
         ]
         for expert in plan.experts
     ]
     if len(rows) > 1:
         rows.append(_sum_row(plan))
-    print_table(["expert", "full read", "planned", "", "read", "free", "skipped", "error"], rows)
+    head = ["expert", "full read", "planned", "share", "blocks read", "free", "skipped", "error"]
+    print_table(head, rows)
     word = "" if plan.error_bound is not None else " (an estimate)"
     click.echo(
-        f"  base reads {human_bytes(plan.base_bytes)}, writes {human_bytes(plan.write_bytes)}; "
-        f"predicted error of the merged delta {plan.predicted_error:.3f}{word}"
+        f"  reads {human_bytes(plan.base_bytes)} of the base, "
+        f"writes at most {human_bytes(plan.write_bytes)}; "
+        f"predicted error of the merged delta {error_number(plan.predicted_error)}{word}"
     )
     for name, why in list(plan.kept.items())[:5]:
-        click.echo(f"  {name}: {why}")
+        click.echo(f"  tensor {printable(name)}: {why}")
     if len(plan.kept) > 5:
-        click.echo(f"  ... and {len(plan.kept) - 5} more; see --json")
+        click.echo(f"  ... and {len(plan.kept) - 5} more tensors; see --json")
 
 
 def print_curve(reports: Sequence[PlanReport]) -> None:
@@ -91,7 +93,7 @@ def print_curve(reports: Sequence[PlanReport]) -> None:
         [
             report.budget or "",
             human_bytes(report.plan.planned_bytes),
-            f"{report.plan.predicted_error:.3f}",
+            error_number(report.plan.predicted_error),
             "█" * round(40 * min(report.plan.predicted_error, 1.0)),
         ]
         for report in reports
@@ -117,6 +119,14 @@ def print_table(
         click.echo(line(row))
 
 
+def _budget(report: PlanReport) -> str:
+    """The budget as it was given, and in bytes."""
+    if report.plan.budget_bytes is None:
+        return "no budget"
+    nbytes = human_bytes(report.plan.budget_bytes)
+    return f"budget {report.budget} ({nbytes})" if report.budget else f"budget {nbytes}"
+
+
 def _sum_row(plan: Plan) -> list[str]:
     return [
         "all",
@@ -126,5 +136,5 @@ def _sum_row(plan: Plan) -> list[str]:
         f"{sum(expert.blocks_read for expert in plan.experts):,}",
         f"{sum(expert.blocks_free for expert in plan.experts):,}",
         f"{sum(expert.blocks_skipped for expert in plan.experts):,}",
-        f"{plan.predicted_error:.3f}",
+        error_number(plan.predicted_error),
     ]

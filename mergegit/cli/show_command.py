@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from mergegit.cli.commit_text import commit_json, full_lines, names_by_commit
-from mergegit.cli.common import json_option, open_repository, print_json
+from mergegit.cli.common import complete_ref, json_option, open_repository, print_json
 from mergegit.cli.plan_text import plan_json, print_plan, print_table
-from mergegit.cli.text import human_bytes, plural
+from mergegit.cli.text import human_bytes, plural, printable
 from mergegit.objects import Commit, CommitId, Manifest, Plan, PlanId, Tensor
 from mergegit.repository import Repository
 from mergegit.repository.naming import short
@@ -19,12 +19,17 @@ _ROWS = 40
 
 
 @click.command("show")
-@click.argument("text", metavar="OBJECT")
+@click.argument("text", metavar="OBJECT", shell_complete=complete_ref)
 @json_option
-@click.option("--all", "everything", is_flag=True, help=f"List more than {_ROWS} rows.")
+@click.option(
+    "--all", "everything", is_flag=True, help=f"List all rows, not the first {_ROWS} alone."
+)
 @click.pass_context
 def command(ctx: click.Context, text: str, as_json: bool, everything: bool) -> None:
-    """Show a commit, plan, manifest or tensor, by ref, id or the beginning of an id."""
+    """Show a commit, plan, manifest or tensor, by ref, id or the beginning of an id.
+
+    A commit names its manifest and its plan, a manifest its tensors; show those by their ids.
+    """
     repository = open_repository(ctx)
     object_id, value = repository.object(text)
     limit = None if everything else _ROWS
@@ -60,7 +65,7 @@ def _show_commit(
     click.echo(
         f"manifest {click.style(short(commit.manifest), fg='yellow')}: "
         f"{plural(len(manifest.tensors), 'tensor')}, {human_bytes(total)}, "
-        f"in {plural(len(manifest.shards), 'file')}, "
+        f"in {plural(len(manifest.shards), 'safetensors file')}, "
         f"beside {plural(len(manifest.files), 'other file')}"
     )
     if commit.plan is not None:
@@ -75,12 +80,13 @@ def _show_manifest(
     for name, tensor_id in manifest.tensors.items():
         tensor = repository.tensor(tensor_id)
         shape = "x".join(map(str, tensor.shape)) or "scalar"
-        rows.append([name, tensor.dtype, shape, human_bytes(tensor.nbytes), short(tensor_id)])
+        size = human_bytes(tensor.nbytes)
+        rows.append([printable(name), tensor.dtype, shape, size, short(tensor_id)])
     _print_rows(["tensor", "dtype", "shape", "bytes", "id"], rows, limit)
-    for path, tensor_id in manifest.files.items():
-        click.echo(f"  {path}: {human_bytes(repository.tensor(tensor_id).nbytes)}")
     for shard in manifest.shards:
-        click.echo(f"  {shard.path}: {plural(len(shard.names), 'tensor')}")
+        click.echo(f"  {printable(shard.path)}: {plural(len(shard.names), 'tensor')}")
+    for path, tensor_id in manifest.files.items():
+        click.echo(f"  {printable(path)}: {human_bytes(repository.tensor(tensor_id).nbytes)}")
 
 
 def _show_tensor(object_id: bytes, tensor: Tensor, limit: int | None) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from mergegit.cli.common import json_option, open_repository, print_json
+from mergegit.cli.ref_text import ref_lines
 from mergegit.cli.text import human_bytes, plural
+
+_ROWS: Final = 20
 
 
 @click.command("status")
@@ -33,6 +38,9 @@ def command(ctx: click.Context, as_json: bool) -> None:
         )
         return
     click.echo(f"repository {status.root} (format {status.format})")
+    if not status.commits:
+        click.echo("  empty; begin with `mergegit add CHECKPOINT`")
+        return
     click.echo(
         f"  {plural(status.commits, 'commit')}, {plural(status.branches, 'branch')}, "
         f"{plural(status.tags, 'tag')}"
@@ -41,11 +49,14 @@ def command(ctx: click.Context, as_json: bool) -> None:
         f"  {plural(status.blocks, 'block')} and {plural(status.objects, 'object')} "
         f"in {plural(status.packs, 'pack')}"
     )
-    ratio = f", {status.ratio:.2f} to 1" if status.ratio else ""
+    ratio = f" (ratio {status.ratio:.2f})" if status.ratio else ""
     click.echo(
-        f"  {human_bytes(status.disk_bytes)} on disk for {human_bytes(status.checkpoint_bytes)} "
-        f"of checkpoints{ratio}"
+        f"  {human_bytes(status.checkpoint_bytes)} of checkpoints "
+        f"in {human_bytes(status.disk_bytes)} on disk{ratio}"
     )
-    for name, commit in repository.branches().items():
-        title = repository.store.commit(commit).title
-        click.echo(f"  {click.style(commit.hex()[:10], fg='yellow')} {name}: {title}")
+    lines = ref_lines(repository, repository.branches())
+    if len(lines) > _ROWS:
+        lines[_ROWS:] = [f"... and {len(lines) - _ROWS} more; `mergegit branch` lists them"]
+    click.echo()
+    for line in lines:
+        click.echo(f"  {line}")

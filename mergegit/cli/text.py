@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
+from typing import Final
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def human_bytes(count: float) -> str:
@@ -25,6 +29,11 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
+def printable(text: str) -> str:
+    """A name or message of foreign origin on one line, with control characters made visible."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
 def local_time(seconds: int) -> str:
     """A commit's time in the reader's time zone, as Git prints it."""
     return time.strftime("%a %b %d %H:%M:%S %Y %z", time.localtime(seconds))
@@ -33,6 +42,13 @@ def local_time(seconds: int) -> str:
 def percent(part: float, whole: float) -> str:
     """``12.3%`` of a whole."""
     return f"{100 * part / whole:.1f}%" if whole else "0.0%"
+
+
+def error_number(value: float) -> str:
+    """A relative error: ``0`` where there is none at all, three decimals elsewhere."""
+    if value == 0:
+        return "0"
+    return "<0.001" if 0 < value < 0.0005 else f"{value:.3f}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -49,6 +49,34 @@ class Coefficients:
     elect: bool = False
     normalize: bool = False
 
+    @property
+    def keeps_base(self) -> bool:
+        """Whether a block to which no expert contributes is the base's block."""
+        return self.base_scale == 1.0
+
+    @property
+    def limits(self) -> npt.NDArray[np.float64]:
+        """For each expert the most that an error of its delta is multiplied by in the result.
+
+        With ``elect`` it is only in proportion: what is divided by depends on the element.
+        """
+        divisor = 1.0
+        if self.normalize and not self.elect:
+            total = float(np.sum(self.weights, dtype=np.float32))
+            divisor = total if abs(total) >= 1e-8 else 1.0
+        product = self.weights.astype(np.float64) * self.scales * self.factor / divisor
+        return np.abs(product)
+
+    @property
+    def amplitudes(self) -> npt.NDArray[np.float64]:
+        """What each expert's delta is multiplied by in expectation, signed."""
+        return np.sign(self.weights) * self.limits * (self.keep.astype(np.float64) / ALWAYS)
+
+    @property
+    def spreads(self) -> npt.NDArray[np.float64]:
+        """The root of what each delta's energy is multiplied by in expectation."""
+        return self.limits * np.sqrt(self.keep.astype(np.float64) / ALWAYS)
+
 
 def combine(
     rows: npt.NDArray[np.uint8],
@@ -111,9 +139,9 @@ def _load_contribution(
     """c_k of a piece: the trimmed, rescaled and weighted deltas of one expert."""
     n = stop - start
     if code == 0:
-        deltas = row.view(np.float32)
+        deltas = row.view(np.float32)[start:stop]
         for i in range(n):
-            out[i] = deltas[start + i]
+            out[i] = deltas[i]
     else:
         load(code, row, start, stop, out)
         for i in range(n):
@@ -163,8 +191,9 @@ def _combine(
                 rows[j], codes[j], reference, start, stop, first, weights[k], scales[k],
                 thresholds[k], keep[k], keys[k], parts[j],
             )  # fmt: skip
+            part = parts[j]
             for i in range(m):
-                total[i] += parts[j, i]
+                total[i] += part[i]
         if elect:
             for i in range(m):
                 # From here on `divisor` holds the elected sign, then the agreeing weights.
@@ -182,19 +211,19 @@ def _combine(
         for i in range(m):
             total[i] = base_scale * reference[i] + factor * (total[i] / divisor[i])
         if out_code == _BF16:
-            round_bf16(total, start, stop, narrow)
+            round_bf16(total, narrow[start:stop])
         else:
+            piece = wide[start:stop]
             for i in range(m):
-                wide[start + i] = total[i]
+                piece[i] = total[i]
 
 
 @compiled
 def _sum_agreeing(parts: Any, m: int, sign: Floats, total: Floats) -> None:
     for j in range(parts.shape[0]):
+        part = parts[j]
         for i in range(m):
-            c = parts[j, i]
-            if c * sign[i] > np.float32(0.0):
-                total[i] += c
+            total[i] += part[i] if part[i] * sign[i] > np.float32(0.0) else np.float32(0.0)
 
 
 @compiled
@@ -205,10 +234,10 @@ def _sum_agreeing_normalized(
     agreeing = np.zeros(m, np.float32)
     for j in range(parts.shape[0]):
         weight = weights[used[j]]
+        part = parts[j]
         for i in range(m):
-            c = parts[j, i]
-            if c * sign[i] > np.float32(0.0):
-                total[i] += c
-                agreeing[i] += weight
+            agrees = part[i] * sign[i] > np.float32(0.0)
+            total[i] += part[i] if agrees else np.float32(0.0)
+            agreeing[i] += weight if agrees else np.float32(0.0)
     for i in range(m):
         sign[i] = agreeing[i] if agreeing[i] != np.float32(0.0) else np.float32(1.0)

@@ -40,36 +40,39 @@ def load(code: int, row: Bytes, start: int, stop: int, out: Floats) -> None:
 
     ``out`` (float32, at least ``stop - start``) receives them.
     """
+    # Slices, here as everywhere in the kernels, are what lets the compiler use vectors: indices
+    # that could be negative don't.
     n = stop - start
     bits = out.view(np.uint32)
     if code == _BF16:
-        half = row.view(np.uint16)
+        half = row.view(np.uint16)[start:stop]
         for i in range(n):
-            bits[i] = np.uint32(half[start + i]) << np.uint32(16)
+            bits[i] = np.uint32(half[i]) << np.uint32(16)
     elif code == _F32:
-        full = row.view(np.float32)
+        full = row.view(np.float32)[start:stop]
         for i in range(n):
-            out[i] = full[start + i]
+            out[i] = full[i]
     elif code == _F64:
-        double = row.view(np.float64)
+        double = row.view(np.float64)[start:stop]
         for i in range(n):
-            out[i] = np.float32(double[start + i])
+            out[i] = np.float32(double[i])
     elif code == _F16:
-        half = row.view(np.uint16)
+        half = row.view(np.uint16)[start:stop]
         for i in range(n):
-            _expand_f16(np.uint32(half[start + i]), i, bits, out)
+            _expand_f16(np.uint32(half[i]), i, bits, out)
     elif code == _E5M2:
+        byte = row[start:stop]
         for i in range(n):
-            _expand_f16(np.uint32(row[start + i]) << np.uint32(8), i, bits, out)
+            _expand_f16(np.uint32(byte[i]) << np.uint32(8), i, bits, out)
     else:
+        byte = row[start:stop]
         for i in range(n):
-            byte = np.uint32(row[start + i])
-            magnitude = byte & np.uint32(0x7F)
+            magnitude = np.uint32(byte[i]) & np.uint32(0x7F)
             bits[i] = magnitude << np.uint32(20)
             out[i] *= np.float32(2.0**120)
             if magnitude == 0x7F:
                 bits[i] = np.uint32(0x7FC00000)
-            bits[i] |= (byte & np.uint32(0x80)) << np.uint32(24)
+            bits[i] |= (np.uint32(byte[i]) & np.uint32(0x80)) << np.uint32(24)
 
 
 @compiled
@@ -84,26 +87,20 @@ def _expand_f16(half: Any, i: int, bits: Any, out: Floats) -> None:
 
 
 @compiled
-def round_bf16(values: Floats, start: int, stop: int, out: npt.NDArray[np.uint16]) -> None:
-    """float32 values to BF16 bits in ``out[start:stop]``, to nearest even. NaN stays NaN."""
+def round_bf16(values: Floats, out: npt.NDArray[np.uint16]) -> None:
+    """float32 values to BF16 bits, to nearest even, as many as ``out`` holds. NaN stays NaN."""
     bits = values.view(np.uint32)
-    for i in range(stop - start):
+    for i in range(out.size):
         u = bits[i]
-        if (u & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000):
-            out[start + i] = np.uint16((u >> np.uint32(16)) | np.uint32(0x40))
-        else:
-            even = np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))
-            out[start + i] = np.uint16((u + even) >> np.uint32(16))
+        nearest = np.uint32(u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1)))
+        is_nan = (u & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        chosen = np.uint32(u | np.uint32(0x400000)) if is_nan else nearest
+        out[i] = np.uint16(np.uint32(chosen) >> np.uint32(16))
 
 
 @compiled
 def _load_all(code: int, row: Bytes, n: int, out: Floats) -> None:
     load(code, row, 0, n, out)
-
-
-@compiled
-def _round_bf16_all(values: Floats, out: npt.NDArray[np.uint16]) -> None:
-    round_bf16(values, 0, values.size, out)
 
 
 def to_float32(data: bytes | memoryview | Bytes, dtype: str) -> Floats:
@@ -120,7 +117,7 @@ def from_float32(values: Floats, dtype: str) -> bytes:
     match dtype:
         case "BF16":
             out = np.empty(values.size, np.uint16)
-            _round_bf16_all(values, out)
+            round_bf16(values, out)
             return out.tobytes()
         case "F32":
             return values.tobytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from mergegit.errors import BadBudget
@@ -32,14 +33,14 @@ class Budget:
             raise BadBudget(
                 f"{text!r} is not a budget", hint="write it like 10%, 12.5%, 2GiB, 500MB or 0"
             )
-        number = float(match[1])
+        number = Decimal(match[1])
         if match[2] == "%":
             if number > 100:
                 raise BadBudget(
                     f"a budget of {text} is more than everything",
                     hint="100% reads every expert whole",
                 )
-            return cls(millionths=round(number * 10_000))
+            return cls(millionths=int(number * 10_000))
         return cls(nbytes=int(number * _UNITS[match[2].lower()]))
 
     def bytes_of(self, raw_bytes: int) -> int:

@@ -9,19 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mergegit.dtypes import DTYPES
 from mergegit.encoding import hash_block
-from mergegit.kernels.combine import Coefficients, combine
+from mergegit.kernels.combine import DELTA, Coefficients, combine
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Tensor, block_elements
 from mergegit.pipeline import ordered_map
 
+Prepared = TypeVar("Prepared")
+"""A merged block made ready to be written, as the store has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base block and its raw bytes."""
+
+    block: BlockId
+    data: bytes
+
+
 ReadBase = Callable[[BlockId], bytes]
-ReadExpert = Callable[[BlockId, int], bytes]
-WriteBlock = Callable[[BlockId, str, bytes | memoryview], object]
+ReadExpert = Callable[[BlockId, int, Base], tuple[bytes | memoryview, bool]]
+"""A block as far as so many layers tell: its raw bytes and false, or, where layers are left out,
+its float32 deltas from the base's block and true."""
+Prepare = Callable[[BlockId, str, bytes, Base | None], Prepared]
+"""Encode a merged block; the base is None where its dtype is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +45,7 @@ class TensorJob:
     """One tensor to merge.
 
     ``experts`` has None where an expert lacks the tensor. ``layers`` (experts, blocks) says how
-    many layers of each block are read. ``keeps_base`` is true where a block without contributions
-    is the base's.
+    many layers of each block are read.
     """
 
     name: str
@@ -39,7 +54,6 @@ class TensorJob:
     experts: Sequence[Tensor | None]
     layers: npt.NDArray[np.uint8]
     coefficients: Coefficients
-    keeps_base: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +63,12 @@ class _BlockJob:
 
 
 @dataclass(frozen=True, slots=True)
-class _Merged:
-    """A merged block; ``data`` is None where it is the base's own."""
+class _Merged(Generic[Prepared]):
+    """A merged block; ``prepared`` is None where it is the base's own."""
 
     job: _BlockJob
     block: BlockId
-    data: bytes | memoryview | None
+    prepared: Prepared | None
 
 
 def execute(
@@ -62,18 +76,27 @@ def execute(
     *,
     read_base: ReadBase,
     read_expert: ReadExpert,
-    write_block: WriteBlock,
+    prepare: Prepare[Prepared],
+    write: Callable[[Prepared], object],
     threads: int,
     progress: Callable[[int], None],
 ) -> Iterator[tuple[str, Tensor]]:
     """Merge tensors one after the other; yields each with its name as it is complete.
 
-    Blocks are merged by ``threads`` threads and written in order by the caller's. ``progress`` is
-    told the bytes of each merged block.
+    Blocks are merged and prepared by ``threads`` threads and written in order by the caller's.
+    ``progress`` is told the bytes of each merged block.
     """
 
-    def merge_block(job: _BlockJob) -> _Merged:
-        return _merge_block(job, read_base, read_expert)
+    def merge_block(job: _BlockJob) -> _Merged[Prepared]:
+        merged = _merge_block(job, read_base, read_expert)
+        if merged is None:
+            return _Merged(job, job.tensor.base.block(job.index), None)
+        block, data, base = merged
+        same_dtype = job.tensor.dtype == job.tensor.base.dtype
+        if block == base.block and same_dtype:
+            return _Merged(job, block, None)
+        prepared = prepare(block, job.tensor.dtype, data, base if same_dtype else None)
+        return _Merged(job, block, prepared)
 
     def block_jobs() -> Iterator[_BlockJob]:
         for job in jobs:
@@ -87,59 +110,67 @@ def execute(
         job = merged.job.tensor
         if merged.job.index >= 0:
             ids.append(merged.block)
-            if merged.data is not None:
-                write_block(merged.block, job.dtype, merged.data)
+            if merged.prepared is not None:
+                write(merged.prepared)
             progress(job.base.block_nbytes(merged.job.index))
         if merged.job.index == len(job.base) - 1:
             yield job.name, Tensor(job.dtype, job.base.shape, b"".join(ids))
             ids = []
 
 
-def _merge_block(job: _BlockJob, read_base: ReadBase, read_expert: ReadExpert) -> _Merged:
+def _merge_block(
+    job: _BlockJob, read_base: ReadBase, read_expert: ReadExpert
+) -> tuple[BlockId, bytes, Base] | None:
+    """A merged block's id and bytes with the base's, or None where nothing is to be merged."""
     tensor, index = job.tensor, job.index
     if index < 0:
-        return _Merged(job, BlockId(b""), None)
-    base_id = tensor.base.block(index)
+        return None
     used = np.flatnonzero(tensor.layers[:, index])
-    if not used.size and tensor.keeps_base and tensor.dtype == tensor.base.dtype:
-        return _Merged(job, base_id, None)
-    elements = block_elements(tensor.base.elements, index)
-    rows, codes = _read_rows(tensor, index, used, read_expert)
-    data = combine(
-        rows,
-        codes,
-        used,
-        np.frombuffer(read_base(base_id), np.uint8),
-        tensor.base.dtype,
-        elements,
-        index * BLOCK_ELEMENTS,
-        tensor.coefficients,
-        tensor.dtype,
+    if not used.size and tensor.coefficients.keeps_base and tensor.dtype == tensor.base.dtype:
+        return None
+    base_id = tensor.base.block(index)
+    base = Base(base_id, read_base(base_id))
+    rows, codes = _read_rows(tensor, index, used, base, read_expert)
+    data = bytes(
+        combine(
+            rows,
+            codes,
+            used,
+            np.frombuffer(base.data, np.uint8),
+            tensor.base.dtype,
+            block_elements(tensor.base.elements, index),
+            index * BLOCK_ELEMENTS,
+            tensor.coefficients,
+            tensor.dtype,
+        )
     )
-    block = hash_block(data)
-    if block == base_id and tensor.dtype == tensor.base.dtype:
-        return _Merged(job, block, None)
-    return _Merged(job, block, data)
+    return hash_block(data), data, base
 
 
 def _read_rows(
-    tensor: TensorJob, index: int, used: npt.NDArray[np.int64], read_expert: ReadExpert
+    tensor: TensorJob,
+    index: int,
+    used: npt.NDArray[np.int64],
+    base: Base,
+    read_expert: ReadExpert,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """The blocks of the experts in ``used``, one row each, and their dtypes' codes.
+    """The blocks of the experts in ``used``, one row each, and the codes of what they hold.
 
-    Experts that share a block share one read.
+    Experts that share a block share one read; the same bytes in another dtype are another block.
     """
-    seen: dict[BlockId, bytes] = {}
+    seen: dict[tuple[BlockId, str], tuple[bytes | memoryview, bool]] = {}
     blocks = []
     codes = np.zeros(used.size, np.int64)
     for row, k in enumerate(used):
         expert = tensor.experts[k]
         assert expert is not None
         block = expert.block(index)
-        if block not in seen:
-            seen[block] = read_expert(block, int(tensor.layers[k, index]))
-        blocks.append(seen[block])
-        codes[row] = DTYPES[expert.dtype].code
+        if (block, expert.dtype) not in seen:
+            read = read_expert(block, int(tensor.layers[k, index]), base)
+            seen[block, expert.dtype] = read
+        data, is_delta = seen[block, expert.dtype]
+        blocks.append(data)
+        codes[row] = DELTA if is_delta else DTYPES[expert.dtype].code
     width = max((len(block) for block in blocks), default=0)
     rows = np.zeros((used.size, width), np.uint8)
     for row, data in enumerate(blocks):

@@ -58,20 +58,20 @@ def match(base: Model, experts: Sequence[Model], *, ignore_extra: bool) -> Match
                     _check_dtype(name, expert)
             if lacking:
                 kept[name] = f"{', '.join(lacking)} lack it and count with the base's"
-    extra = {
-        name: expert.ref
-        for expert in experts
-        for name in sorted(expert.tensors)
-        if name not in base.tensors
-    }
+    extra: dict[str, list[str]] = {}
+    for expert in experts:
+        for name in sorted(expert.tensors.keys() - base.tensors.keys()):
+            extra.setdefault(name, []).append(expert.ref)
     if extra and not ignore_extra:
-        name, ref = next(iter(extra.items()))
+        name, refs = next(iter(extra.items()))
         more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
         raise Mismatch(
-            f"expert {ref} has tensor {name}{more}, which base {base.ref} lacks",
+            f"expert {refs[0]} has tensor {name}{more}, which base {base.ref} lacks",
             hint="leave such tensors out with --ignore-extra, or choose another --base",
         )
-    kept.update({name: f"only {ref} has it: left out" for name, ref in extra.items()})
+    for name, refs in extra.items():
+        have = "has" if len(refs) == 1 else "have"
+        kept[name] = f"only {', '.join(refs)} {have} it: left out"
     return Matching(tuple(merged), kept)
 
 

@@ -109,10 +109,6 @@ class Method:
             f"method {self.name} has no parameter {name!r}", hint=f"its parameters are {known}"
         )
 
-    def keeps_base(self, context: TensorContext) -> bool:
-        """Whether a block to which no expert contributes is the base's block."""
-        return self.coefficients(context).base_scale == 1.0
-
 
 def method(name: str) -> Method:
     """The method of a name. Raises ``BadRecipe``."""
@@ -175,7 +171,9 @@ def _ties(context: TensorContext) -> Coefficients:
             thresholds.append(0.0)
             scales.append(1.0)
             continue
-        threshold = expert.histogram.threshold(int(density * context.elements))
+        # A positive density keeps one element at least, so that scalars are not lost.
+        keep = max(int(density * context.elements), 1) if density > 0 else 0
+        threshold = expert.histogram.threshold(keep)
         thresholds.append(float(threshold))
         kept = expert.histogram.magnitude(threshold)
         rescales = context.parameters["rescale"] and kept > 0

@@ -24,7 +24,9 @@ from mergegit.encoding import round_error
 from mergegit.objects import CommitId, ExpertPlan, Plan
 
 TINY_ELEMENTS: Final = 1 << 14
-"""Tensors of at most this many elements (norms, biases) are read whole and first."""
+TINY_SHARE: Final = 200
+"""Tensors of at most ``TINY_ELEMENTS`` elements (norms, biases) are read whole and first: the
+smallest, as long as together they hold no more than one in ``TINY_SHARE`` of all elements."""
 
 CURVE: Final = (1, 2, 5, 10, 20, 50, 100)
 """Budgets of a curve, in per cent of the raw bytes."""
@@ -37,7 +39,8 @@ Reals = npt.NDArray[np.float64]
 class Ladders:
     """One expert as the planner sees it, over N blocks with at most L layers each.
 
-    ``weights`` (N) is the absolute weight of the expert in each block. ``costs`` (N, L) are the
+    ``weights`` (N) squared is what an error's energy is multiplied by in the merge, ``limits`` (N)
+    the most that its magnitude can be. ``costs`` (N, L) are the
     stored bytes of each layer. ``remaining`` (N, L + 1) is the energy of the delta that is unread
     after 0, 1, ... layers. ``depths`` (N) is the number of layers; zero where the expert
     contributes nothing to the block, which is then free. ``leaders`` (N) is the index of the first
@@ -48,6 +51,7 @@ class Ladders:
     commit: CommitId
     raw_bytes: int
     weights: Reals
+    limits: Reals
     costs: Ints
     remaining: Reals
     depths: npt.NDArray[np.uint8]
@@ -87,13 +91,27 @@ class Problem:
 class _Steps:
     """Steps up the ladders, in the order in which they are taken.
 
-    Each goes from ``start`` layers to ``stop`` on a ladder, numbered expert by expert.
+    Each goes from ``start`` layers to ``stop`` on a ladder, numbered expert by expert. The first
+    ``tiny`` of them are those of tiny tensors.
     """
 
     ladder: Ints
     start: npt.NDArray[np.uint8]
     stop: npt.NDArray[np.uint8]
     cost: Ints
+    tiny: int
+
+
+def tiny_tensors(elements: Sequence[int]) -> list[bool]:
+    """Which tensors, of so many elements each, are so small that reading them costs nothing."""
+    left = sum(elements) // TINY_SHARE
+    tiny = [False] * len(elements)
+    for place in sorted(range(len(elements)), key=elements.__getitem__):
+        left -= elements[place]
+        if elements[place] > TINY_ELEMENTS or left < 0:
+            break
+        tiny[place] = True
+    return tiny
 
 
 class Planner:
@@ -134,12 +152,14 @@ class Planner:
             parts.extend(self._hull(k, mine))
         if not parts:
             nothing = np.zeros(0, np.int64)
-            return _Steps(nothing, nothing.astype(np.uint8), nothing.astype(np.uint8), nothing)
+            return _Steps(nothing, nothing.astype(np.uint8), nothing.astype(np.uint8), nothing, 0)
         ladder, start, stop, cost, slope = (
             np.concatenate(column) for column in zip(*parts, strict=True)
         )
-        order = np.argsort(-slope, kind="stable")
-        return _Steps(ladder[order], start[order], stop[order], cost[order])
+        tiny = self.problem.tiny[ladder % self._blocks]
+        order = np.lexsort((-slope, ~tiny))
+        count = int(np.count_nonzero(tiny))
+        return _Steps(ladder[order], start[order], stop[order], cost[order], count)
 
     def _hull(self, k: int, blocks: Ints) -> list[tuple[npt.NDArray[Any], ...]]:
         """Steps along the concave hulls of an expert's ladders, with error removed per byte.
@@ -179,7 +199,7 @@ class Planner:
                     at[rows].astype(np.uint8),
                     target.astype(np.uint8),
                     total[rows, target] - here_cost,
-                    np.where(tiny[rows], np.inf, best),
+                    best,
                 )
             )
             at[rows] = target
@@ -209,9 +229,14 @@ class Planner:
         return choice
 
     def _fill(self, chosen: npt.NDArray[np.uint8], prefix: int, left: int) -> None:
-        """Spend what is left of the budget on later steps that still fit, in order."""
+        """Spend what is left of the budget on later steps that still fit, in order.
+
+        Nothing else is read before the tiny tensors are: a larger budget, which reads one more of
+        them, could else not afford what a smaller one reads, and be worse.
+        """
         steps = self._steps
-        candidates = prefix + np.flatnonzero(steps.cost[prefix:] <= left)
+        end = steps.tiny if prefix < steps.tiny else steps.cost.size
+        candidates = prefix + np.flatnonzero(steps.cost[prefix:end] <= left)
         while candidates.size:
             ready = chosen[steps.ladder[candidates]] == steps.start[candidates]
             fits = steps.cost[candidates] <= left
@@ -244,7 +269,7 @@ class Planner:
             mine = expert.weights**2
             whole = float(mine @ np.where(expert.depths > 0, expert.remaining[:, 0], 0.0))
             squared += float((self._weights[k] ** 2)[self._leads[k]] @ unread[self._leads[k]])
-            worst += expert.weights * np.sqrt(unread)
+            worst += expert.limits * np.sqrt(unread)
             free = int(np.count_nonzero(expert.depths == 0))
             read = int(np.count_nonzero(layers))
             experts.append(
@@ -273,6 +298,7 @@ class Planner:
             planned_bytes=sum(expert.planned_bytes for expert in experts),
             base_bytes=int(problem.base_bytes[touched].sum()),
             write_bytes=int(problem.write_bytes[touched].sum()),
+            merged_norm=round_error(math.sqrt(problem.merged_energy)),
             predicted_error=_relative(squared, problem.merged_energy),
             error_bound=bound if problem.additive else None,
             experts=tuple(experts),

@@ -64,6 +64,11 @@ class Recipe:
     def from_json(cls, value: Mapping[str, Any]) -> Recipe:
         """The inverse of ``to_json``. Raises ``BadRecipe``."""
         try:
+            if type(value["seed"]) is not int:
+                raise TypeError("seed is no integer")
+            for switch in ("ignore_extra", "allow_nonfinite"):
+                if not isinstance(value[switch], bool):
+                    raise TypeError(f"{switch} is neither true nor false")
             return make_recipe(
                 method_name=value["method"],
                 base=(value["base"]["ref"], CommitId(bytes.fromhex(value["base"]["commit"]))),

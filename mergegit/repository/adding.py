@@ -10,7 +10,6 @@ from mergegit.checkpoint.directory import Checkpoint, SourceFile
 from mergegit.dtypes import DTYPES, byte_length
 from mergegit.encoding import hash_block
 from mergegit.errors import BadCheckpoint
-from mergegit.kernels.measure import BlockMeasure
 from mergegit.objects import (
     BLOCK_ELEMENTS,
     BlockId,
@@ -22,8 +21,9 @@ from mergegit.objects import (
     block_elements,
 )
 from mergegit.pipeline import ordered_map
-from mergegit.repository.measuring import StatisticsBuilder, measure_block
-from mergegit.storage.store import Store, Transaction
+from mergegit.repository.measuring import Comparison, StatisticsBuilder, compare
+from mergegit.storage.pack import Encoding
+from mergegit.storage.store import PreparedBlock, Store, Transaction
 
 NO_BASE = bytes(32)
 """Stands in statistics for a base of zeros."""
@@ -80,9 +80,9 @@ class _BlockJob:
 @dataclass(slots=True)
 class _ReadBlock:
     job: _BlockJob
-    block: BlockId
-    data: bytes
-    measures: BlockMeasure | None
+    block: PreparedBlock
+    comparison: Comparison
+    base_copy: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -103,19 +103,21 @@ def store_checkpoint(
     checkpoint: Checkpoint,
     base: Manifest | None,
     *,
+    plainly: bool,
     threads: int,
     progress: Progress,
 ) -> Added:
     """Store every block of a checkpoint that is new, with statistics against ``base``.
 
-    Each file is read once, from front to back.
+    Blocks become progressive deltas against the base's where that is smaller, but with
+    ``plainly``. Each file is read once, from front to back.
     """
     ids: dict[tuple[str, str], TensorId] = {}
     added = Added(Manifest({}, (), {}))
     total = _total_bytes(checkpoint)
 
     def read_block(job: _BlockJob) -> _ReadBlock:
-        return _read_block(store, job)
+        return _read_block(store, job, plainly)
 
     collector: _Collector | None = None
     contents = list(_contents(store, checkpoint, base))
@@ -125,9 +127,12 @@ def store_checkpoint(
             collector = _Collector(content)
         if read.job.index >= 0:
             added.blocks += 1
-            added.new_blocks += transaction.write_block(read.block, content.dtype, read.data)
+            if read.base_copy is not None and read.comparison.base_block is not None:
+                # Deltas are relative to raw blocks, so that no chain grows longer than one.
+                transaction.write_raw(read.comparison.base_block, content.dtype, read.base_copy)
+            added.new_blocks += transaction.write_block(read.block)
             collector.add(read)
-            added.total_bytes += len(read.data)
+            added.total_bytes += read.block.size
             progress(added.total_bytes, total)
         if read.job.index == block_count(content.elements) - 1:
             ids[content.key] = collector.finish(transaction)
@@ -150,9 +155,9 @@ class _Collector:
         self._statistics = StatisticsBuilder() if content.measured else None
 
     def add(self, read: _ReadBlock) -> None:
-        self._ids.append(read.block)
+        self._ids.append(read.block.block)
         if self._statistics is not None:
-            self._statistics.add(read.measures)
+            self._statistics.add(read.comparison)
 
     @property
     def nonfinite(self) -> int:
@@ -222,10 +227,10 @@ def _block_jobs(contents: list[_Content]) -> Iterator[_BlockJob]:
             yield _BlockJob(content, index, source)
 
 
-def _read_block(store: Store, job: _BlockJob) -> _ReadBlock:
+def _read_block(store: Store, job: _BlockJob, plainly: bool) -> _ReadBlock:
     content, index = job.content, job.index
     if index < 0:
-        return _ReadBlock(job, BlockId(b""), b"", None)
+        return _ReadBlock(job, PreparedBlock(BlockId(b""), content.dtype, (), 0), Comparison())
     elements = block_elements(content.elements, index)
     length = byte_length(content.dtype, elements)
     start = content.offset + byte_length(content.dtype, index * BLOCK_ELEMENTS)
@@ -234,10 +239,25 @@ def _read_block(store: Store, job: _BlockJob) -> _ReadBlock:
     else:
         data = job.source.read(start, length)
     block = hash_block(data)
-    measures = None
+    comparison = Comparison()
     if content.measured:
-        measures = measure_block(store, content.dtype, data, block, content.base, index, elements)
-    return _ReadBlock(job, block, data, measures)
+        comparison = compare(store, content.dtype, data, block, content.base, index, elements)
+    if comparison.quantised is None or comparison.base_block is None or plainly:
+        return _ReadBlock(job, store.prepare_block(block, content.dtype, data), comparison)
+    prepared = store.prepare_block(
+        block,
+        content.dtype,
+        data,
+        comparison.base_block,
+        comparison.base_data,
+        comparison.quantised,
+    )
+    forms = store.catalog.forms_of([comparison.base_block])[comparison.base_block]
+    has_raw = any(form.encoding is Encoding.RAW for form in forms)
+    is_delta = prepared.base is not None
+    return _ReadBlock(
+        job, prepared, comparison, comparison.base_data if is_delta and not has_raw else None
+    )
 
 
 def _total_bytes(checkpoint: Checkpoint) -> int:

@@ -100,7 +100,7 @@ def _check_blocks(
     def verify(item: tuple[bytes, StoredForm]) -> tuple[bytes, int, str | None]:
         block, form = item
         try:
-            store.read_block(BlockId(block), form)
+            store.read_form(BlockId(block), form)
         except Damaged as error:
             return block, form.nbytes, error.message
         return block, form.nbytes, None

@@ -89,7 +89,13 @@ def license_line(card: bytes) -> str | None:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in parameters.items()) or "no parameters"
+    return (
+        ", ".join(f"{key} {_value(value)}" for key, value in parameters.items()) or "no parameters"
+    )
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
 def _listed(names: Sequence[str]) -> str:

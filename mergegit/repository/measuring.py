@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from mergegit.kernels.measure import BlockMeasure, measure
+from mergegit.kernels.progressive import Quantised
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Tensor
-from mergegit.statistics import BINS, SKETCH_BUCKETS, Histogram, TensorStatistics
+from mergegit.statistics import BINS, PLANES, SKETCH_BUCKETS, Histogram, TensorStatistics
+from mergegit.storage import delta
 from mergegit.storage.store import Store
 
 
-def measure_block(
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A block beside the base's block in its place.
+
+    ``measures`` and ``base_data`` are None where the two are one block; ``quantised`` is None
+    where their dtypes allow no progressive delta.
+    """
+
+    measures: BlockMeasure | None = None
+    base_block: BlockId | None = None
+    base_data: bytes | None = None
+    quantised: Quantised | None = None
+
+
+def compare(
     store: Store,
     dtype: str,
     data: bytes,
@@ -18,56 +36,63 @@ def measure_block(
     base: Tensor | None,
     index: int,
     elements: int,
-) -> BlockMeasure | None:
-    """Measure a block against the base's block in its place; None where it is that block.
+) -> Comparison:
+    """Measure a block against the base's block in its place, or against zeros.
 
     The base's block is read only where the two differ.
     """
+    row = np.frombuffer(data, np.uint8)
+    first = index * BLOCK_ELEMENTS
     if base is None:
-        row = np.frombuffer(data, np.uint8)
-        return measure(row, dtype, None, dtype, elements, index * BLOCK_ELEMENTS)
+        return Comparison(measure(row, dtype, None, dtype, elements, first))
     base_block = base.block(index)
     if block == base_block and dtype == base.dtype:
-        return None
-    return measure(
-        np.frombuffer(data, np.uint8),
-        dtype,
-        np.frombuffer(store.read_block(base_block), np.uint8),
-        base.dtype,
-        elements,
-        index * BLOCK_ELEMENTS,
-    )
+        return Comparison()
+    base_data = store.read_block(base_block)
+    measures = measure(row, dtype, np.frombuffer(base_data, np.uint8), base.dtype, elements, first)
+    quantised = None
+    if delta.can_encode(dtype, base.dtype):
+        quantised = delta.quantise(data, base_data, dtype)
+    return Comparison(measures, base_block, base_data, quantised)
+
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class StatisticsBuilder:
-    """Adds up the measures of one tensor's blocks, in order."""
+    """Adds up the comparisons of one tensor's blocks, in order."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, int, int]] = []
+        self._remaining: list[np.ndarray] = []
         self._sketch = np.zeros(SKETCH_BUCKETS, np.float64)
         self._histogram = np.zeros(BINS, np.uint64)
         self.nonfinite = 0
 
-    def add(self, measures: BlockMeasure | None) -> None:
-        """The next block's measures; None for a block that is the base's."""
+    def add(self, comparison: Comparison) -> None:
+        measures = comparison.measures
         if measures is None:
             self._rows.append((0.0, 0.0, 0, 0))
-            return
-        self._rows.append((measures.energy, measures.maximum, measures.nonzero, measures.nonfinite))
-        self._sketch += measures.sketch
-        self._histogram += measures.histogram
-        self.nonfinite += measures.nonfinite
+        else:
+            self._rows.append(
+                (measures.energy, measures.maximum, measures.nonzero, measures.nonfinite)
+            )
+            self._sketch += measures.sketch
+            self._histogram += measures.histogram
+            self.nonfinite += measures.nonfinite
+        known = comparison.quantised
+        self._remaining.append(np.zeros(PLANES) if known is None else known.remaining)
 
     def finish(self) -> TensorStatistics:
-        energy, maximum, nonzero, nonfinite = (
-            zip(*self._rows, strict=True) if self._rows else ((), (), (), ())
-        )
+        rows = zip(*self._rows, strict=True) if self._rows else ((), (), (), ())
+        energy, maximum, nonzero, nonfinite = rows
         bins = np.flatnonzero(self._histogram).astype(np.uint32)
         return TensorStatistics(
             np.array(energy, np.float64),
             np.array(maximum, np.float32),
             np.array(nonzero, np.uint32),
             np.array(nonfinite, np.uint32),
-            self._sketch.astype(np.float32),
+            np.array(self._remaining, np.float64).reshape(len(self._rows), PLANES),
+            np.clip(self._sketch, -_LARGEST, _LARGEST).astype(np.float32),
             Histogram(bins, self._histogram[bins]),
         )

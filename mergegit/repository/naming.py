@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 from mergegit.errors import AmbiguousRef, UnknownRef
@@ -12,7 +15,7 @@ from mergegit.storage.store import Store
 
 MIN_PREFIX: Final = 4
 SHORT_ID: Final = 10
-_SUFFIX: Final = re.compile(r"([~^])(\d*)")
+_SUFFIX: Final = re.compile(r"([~^])(\d{0,9})")
 _HEX: Final = re.compile(r"[0-9a-f]+")
 
 
@@ -40,15 +43,18 @@ def resolve(store: Store, text: str) -> ResolvedRef:
 
 
 def resolve_object(store: Store, text: str) -> bytes:
-    """The id of the object that ``text`` names: any ref, or any object's id or prefix."""
+    """The id of the object that ``text`` names: any ref, or any object's id or prefix.
+
+    Raises ``UnknownRef`` and ``AmbiguousRef``.
+    """
     try:
         return resolve(store, text).commit
     except UnknownRef:
         found = _with_prefix(store, text) if _is_prefix(text) else []
-    if len(found) != 1:
-        raise UnknownRef(
-            f"there is no ref or object {text!r}", hint="`mergegit log` shows what there is"
-        )
+        if not found:
+            raise
+    if len(found) > 1:
+        raise _ambiguous(text, "objects", found)
     return found[0]
 
 
@@ -64,20 +70,27 @@ def _named(store: Store, name: str) -> CommitId:
             if isinstance(store.object(object_id), Commit)
         ]
         if len(found) > 1:
-            listed = ", ".join(commit.hex()[: len(name) + 4] for commit in found[:4])
-            raise AmbiguousRef(
-                f"{name!r} is the beginning of {len(found)} commits: {listed}",
-                hint="give more characters",
-            )
+            raise _ambiguous(name, "commits", found)
         if found:
             return found[0]
     names = sorted({*store.refs.all("heads"), *store.refs.all("tags")})
-    raise UnknownRef(
-        f"there is no branch, tag or commit {name!r}",
-        hint=f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
-        if names
-        else "the repository is empty; begin with `mergegit add CHECKPOINT`",
+    raise UnknownRef(f"there is no branch, tag or commit {name!r}", hint=_suggestion(name, names))
+
+
+def _ambiguous(text: str, kind: str, found: Sequence[bytes]) -> AmbiguousRef:
+    listed = ", ".join(object_id.hex()[: len(text) + 4] for object_id in found[:4])
+    return AmbiguousRef(
+        f"{text!r} is the beginning of {len(found)} {kind}: {listed}", hint="give more characters"
     )
+
+
+def _suggestion(name: str, names: Sequence[str]) -> str:
+    if not names:
+        return "the repository is empty; begin with `mergegit add CHECKPOINT`"
+    close = difflib.get_close_matches(name, names, n=3)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
 def _read_ref(store: Store, space: str, name: str) -> CommitId | None:
@@ -88,13 +101,13 @@ def _read_ref(store: Store, space: str, name: str) -> CommitId | None:
 
 def _step(store: Store, commit: CommitId, mark: str, count: int, text: str) -> CommitId:
     """``~N``: the N-th first parent; ``^N``: the N-th parent."""
-    steps = [0] * count if mark == "~" else ([count - 1] if count else [])
+    steps = repeat(0, count) if mark == "~" else ([count - 1] if count else [])
     for parent in steps:
         parents = store.commit(commit).parents
         if parent >= len(parents):
+            has = f"{len(parents)} parents" if len(parents) != 1 else "1 parent"
             raise UnknownRef(
-                f"{text!r} goes beyond the history: commit {short(commit)} has "
-                f"{len(parents)} parents",
+                f"{text!r} goes beyond the history: commit {short(commit)} has {has}",
                 hint="`mergegit log --graph` shows the history",
             )
         commit = parents[parent]

@@ -56,6 +56,18 @@ class MergeReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RepackReport:
+    """What `repack` did: how many commits it looked at, how many blocks it stored anew, and the
+    stored bytes of those before and after."""
+
+    commits: int
+    blocks: int
+    before_bytes: int
+    after_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class CheckoutReport:
     """What `checkout` wrote."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from mergegit._version import VERSION
 from mergegit.encoding import FORMAT_VERSION, Object, decode, encode, hash_object
@@ -17,6 +18,7 @@ from mergegit.errors import (
     NoBase,
     RefConflict,
     UnknownRef,
+    UnusableRepository,
 )
 from mergegit.history import is_ancestor, merge_bases, walk
 from mergegit.objects import Commit, CommitId, Manifest, Plan, PlanId, Tensor, TensorId
@@ -27,10 +29,11 @@ from mergegit.repository.reports import (
     CheckoutReport,
     MergeReport,
     PlanReport,
+    RepackReport,
     Status,
 )
-from mergegit.storage.location import create, discover
-from mergegit.storage.refs import LogEntry, RefUpdate, Space, check_name
+from mergegit.storage.location import Location, create, discover
+from mergegit.storage.refs import SPACES, LogEntry, RefUpdate, Space, check_name
 from mergegit.storage.store import DamagedBlock, Store
 
 if TYPE_CHECKING:
@@ -45,6 +48,10 @@ Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and how many there are."""
 
 Clock = Callable[[], float]
+
+BlockEncoding = Literal["delta", "raw"]
+"""How a command stores blocks that have a base: as progressive deltas, or as their plain bytes."""
+
 _MAX_BRANCH: Final = 60
 
 
@@ -84,7 +91,7 @@ class Repository:
     ) -> Repository:  # fmt: skip
         """Make a repository in ``directory``, or open the one that is there."""
         location, _ = create(Path(directory))
-        return cls(Store(location), author=author, threads=threads)
+        return cls(_open_store(location), author=author, threads=threads)
 
     @classmethod
     def open(
@@ -92,7 +99,7 @@ class Repository:
         threads: int | None = None,
     ) -> Repository:  # fmt: skip
         """The repository that ``path`` lies in. Raises ``NotARepository``."""
-        return cls(Store(discover(Path(path))), author=author, threads=threads)
+        return cls(_open_store(discover(Path(path))), author=author, threads=threads)
 
     def close(self) -> None:
         self.store.close()
@@ -240,12 +247,14 @@ class Repository:
         base: str | None = None,
         no_base: bool = False,
         message: str | None = None,
+        encoding: BlockEncoding = "delta",
         progress: Progress = _silent,
     ) -> AddReport:
         """Store a checkpoint as a commit on a branch named after it.
 
         The commit's parent is ``base``: by default the base in the repository with the same
-        tensor names and shapes. Adding the same bytes again changes nothing. Raises
+        tensor names and shapes. Blocks are stored as progressive deltas against the base's, or
+        with the encoding ``raw`` plainly. Adding the same bytes again changes nothing. Raises
         ``BadCheckpoint``, ``NoBase`` and ``RefConflict``.
         """
         from mergegit.checkpoint.directory import inspect
@@ -268,6 +277,7 @@ class Repository:
                 transaction,
                 inspected,
                 base_manifest,
+                plainly=encoding == "raw",
                 threads=self.threads,
                 progress=lambda done, total: progress(f"adding {branch}", done, total),
             )
@@ -276,6 +286,8 @@ class Repository:
             manifest_id = transaction.write_manifest(added.manifest)
             commit_id = self._same_checkpoint(manifest_id, tip)
             is_new = commit_id is None or commit_id != tip
+            if commit_id is not None and base is not None:
+                notes.extend(self._other_base(commit_id, chosen))
             if commit_id is None:
                 parents = self._parents_of_added(chosen, tip)
                 commit_id = transaction.write_commit(
@@ -316,6 +328,16 @@ class Repository:
         if tip and not reached:
             parents.append(tip)
         return tuple(parents)
+
+    def _other_base(self, commit_id: CommitId, base: ResolvedRef | None) -> Iterator[str]:
+        """A word for whoever adds a checkpoint again, with another base."""
+        parents = self.store.commit(commit_id).parents
+        if base is not None and base.commit not in parents:
+            on = f"on base {self._name_of(parents[0])}" if parents else "without a base"
+            yield (
+                f"commit {short(commit_id)} holds this checkpoint already, {on}; it stays so: "
+                f"to merge it on {base.name}, say --base {base.name} then, too"
+            )
 
     def _same_checkpoint(self, manifest_id: bytes, tip: CommitId | None) -> CommitId | None:
         """A commit that holds this very checkpoint: the branch's own, else any that was added."""
@@ -447,13 +469,13 @@ class Repository:
 
     def _planner(self, recipe: Recipe, progress: Progress) -> Planner:
         from mergegit.merge.plan import Planner
-        from mergegit.repository import merging
+        from mergegit.repository import planning
 
-        inputs = merging.gather(self.store, recipe)
-        pairs = merging.missing_statistics(self.store, inputs)
+        inputs = planning.gather(self.store, recipe)
+        pairs = planning.missing_statistics(self.store, inputs)
         if pairs:
             with self.store.transaction() as transaction:
-                merging.take_statistics(
+                planning.take_statistics(
                     self.store,
                     transaction,
                     pairs,
@@ -461,7 +483,7 @@ class Repository:
                     progress=lambda done, total: progress("taking statistics", done, total),
                 )
                 transaction.publish()
-        return Planner(merging.problem_of(self.store, inputs))
+        return Planner(planning.problem_of(self.store, inputs))
 
     def saved_plan(self, text: str) -> PlanReport:
         """A plan of the store by its id or a prefix of it. Raises ``UnknownRef``."""
@@ -493,6 +515,7 @@ class Repository:
         *,
         branch: str | None = None,
         message: str | None = None,
+        encoding: BlockEncoding = "delta",
         progress: Progress = _silent,
     ) -> MergeReport:
         """Carry out a plan as a commit on ``branch``, by default one named after the experts.
@@ -502,7 +525,7 @@ class Repository:
         be; the repository is then as it was.
         """
         from mergegit.merge.recipe import Recipe
-        from mergegit.repository import merging
+        from mergegit.repository import merging, planning
         from mergegit.storage.reader import ByteCount
 
         started = time.perf_counter()
@@ -511,7 +534,7 @@ class Repository:
         name, tip = self._merge_branch(branch, recipe, plan.id, parents)
         if tip is not None and self._is_this_merge(tip, plan.id, parents):
             return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
-        inputs = merging.gather(self.store, recipe)
+        inputs = planning.gather(self.store, recipe)
         experts, base = ByteCount(), ByteCount()
         with self.store.transaction() as transaction:
             merged = merging.merge_blocks(
@@ -519,6 +542,7 @@ class Repository:
                 transaction,
                 inputs,
                 plan.plan,
+                plainly=encoding == "raw",
                 threads=self.threads,
                 expert_count=experts,
                 base_count=base,
@@ -597,6 +621,44 @@ class Repository:
             number += 1
             name = f"{stem}-{number}"
         return name, None
+
+    def repack(
+        self,
+        refs: Sequence[str] = (),
+        *,
+        base: str | None = None,
+        encoding: BlockEncoding = "delta",
+        progress: Progress = _silent,
+    ) -> RepackReport:
+        """Store commits' blocks in another encoding: those of ``refs``, or of all commits.
+
+        Deltas are taken from each commit's first parent, or from ``base``. Ids and contents stay
+        as they are. Interrupted, it has done some commits; run it again to go on.
+        """
+        from mergegit.repository.repacking import repack_manifest
+
+        started = time.perf_counter()
+        commits = [self.resolve(ref) for ref in refs] or [commit_id for commit_id, _ in self.log()]
+        chosen = self.resolve(base) if base else None
+        blocks = before = after = 0
+        for commit_id in commits:
+            commit = self.store.commit(commit_id)
+            below = chosen or (commit.parents[0] if commit.parents else None)
+            if below is None and encoding == "delta":
+                continue
+            what = f"repacking {self._name_of(commit_id)}"
+            done = repack_manifest(
+                self.store,
+                self.store.manifest(commit.manifest),
+                self._manifest_of(below) if below else None,
+                plainly=encoding == "raw",
+                threads=self.threads,
+                progress=functools.partial(progress, what),
+            )
+            blocks += done.blocks
+            before += done.before
+            after += done.after
+        return RepackReport(len(commits), blocks, before, after, time.perf_counter() - started)
 
     # -- out -------------------------------------------------------------------------------------
 
@@ -688,6 +750,27 @@ class Repository:
                     commits[self._name_of(commit_id)] = None
         where = f"; tensor {', '.join(sorted(tensors))} of {', '.join(commits)}" if tensors else ""
         return Damaged(error.message + where, hint=error.hint)
+
+
+def _open_store(location: Location) -> Store:
+    """The store, for reading alone where nothing can be written.
+
+    Raises ``UnusableRepository`` where there are refs and the catalog knows no pack: it was lost,
+    and LMDB made an empty one.
+    """
+    store = Store(location, read_only=not os.access(location.root, os.W_OK))
+    try:
+        lost = not store.catalog.counts()["packs"] and any(map(store.refs.all, SPACES))
+    except BaseException:
+        store.close()
+        raise
+    if lost:
+        store.close()
+        raise UnusableRepository(
+            f"the catalog of {location.root} is empty, though there are branches or tags",
+            hint="make it anew from the packs with `mergegit fsck --rebuild-catalog`",
+        )
+    return store
 
 
 def _plan_report(plan: Plan, budget: str | None) -> PlanReport:

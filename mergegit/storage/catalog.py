@@ -23,7 +23,10 @@ from mergegit.storage.pack import NO_ID, Compression, Encoding, Header, Kind
 MAP_BYTES: Final = 1 << 40
 """Address space reserved once. The file grows with its contents alone."""
 
-_PLACE = struct.Struct("<IQIIB3x")
+CHECK_BYTES: Final = 8
+"""Bytes of a payload's checksum that the catalog keeps."""
+
+_PLACE = struct.Struct("<IQIIB3x8s")
 _FORM = struct.Struct("<BBBx32s")
 _PACK = struct.Struct("<Q16s")
 _NUMBER = struct.Struct(">I")
@@ -31,13 +34,18 @@ _NUMBER = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a payload lies: pack number, offset, stored length, size when decompressed."""
+    """Where a payload lies: pack number, offset, stored length, size when decompressed.
+
+    ``check`` is the beginning of the payload's checksum, so that a payload can be checked without
+    reading its header.
+    """
 
     pack: int
     offset: int
     length: int
     size: int
     compression: Compression = Compression.NONE
+    check: bytes = bytes(8)
 
 
 _NOWHERE = Place(0, 0, 0, 0)
@@ -192,11 +200,16 @@ class Catalog:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def enter(self, packs: Mapping[PackFile, Iterable[tuple[Header, int]]]) -> None:
+    def enter(
+        self,
+        packs: Mapping[PackFile, Iterable[tuple[Header, int]]],
+        drop: Mapping[int, Iterable[Header]] | None = None,
+    ) -> None:
         """Enter packs with all their records, in one durable transaction.
 
         Records are headers with the offsets of their payloads. A pack that is known already is
-        passed over.
+        passed over. ``drop`` names packs by number, with all their records, that are forgotten in
+        the same transaction.
         """
         with self._env.begin(write=True) as txn:
             layers: dict[tuple[bytes, bytes, Encoding], list[tuple[Header, Place]]] = {}
@@ -205,7 +218,7 @@ class Catalog:
                 if number is None:
                     continue
                 for header, offset in records:
-                    place = Place(number, offset, header.length, header.size, header.compression)
+                    place = place_of(header, number, offset)
                     match header.kind:
                         case Kind.OBJECT:
                             txn.put(header.key, _pack_place(place), db=self._objects)
@@ -218,7 +231,30 @@ class Catalog:
                         case Kind.END:
                             pass
             for (block, base, encoding), places in layers.items():
-                self._enter_layers(txn, block, base, encoding, places)
+                self._enter_layers(txn, block, base, encoding, places, set(drop or ()))
+            for number, headers in (drop or {}).items():
+                self._drop_pack(txn, number, headers)
+
+    def _drop_pack(self, txn: lmdb.Transaction, number: int, headers: Iterable[Header]) -> None:
+        """Forget a pack of blocks and every form that has a layer in it."""
+        for header in headers:
+            value = txn.get(header.key, db=self._blocks)
+            if value is None:
+                continue
+            forms = [
+                form
+                for form in _unpack_forms(_bytes(value))
+                if all(place.pack != number for place in form.places)
+            ]
+            if forms:
+                txn.put(header.key, b"".join(map(_pack_form, forms)), db=self._blocks)
+            else:
+                txn.delete(header.key, db=self._blocks)
+        key = _NUMBER.pack(number)
+        known = txn.get(key, db=self._packs)
+        if known is not None:
+            txn.delete(_pack_file(_bytes(known)).name.encode(), db=self._numbers)
+            txn.delete(key, db=self._packs)
 
     def _enter_pack(self, txn: lmdb.Transaction, pack: PackFile) -> int | None:
         """The number of a new pack, or None where the pack is known."""
@@ -239,11 +275,13 @@ class Catalog:
         base: bytes,
         encoding: Encoding,
         layers: list[tuple[Header, Place]],
+        leaving: set[int],
     ) -> None:
         value = txn.get(block, db=self._blocks)
         forms = _unpack_forms(_bytes(value)) if value else []
         same = [form for form in forms if (form.encoding, form.base) == (encoding, base)]
-        if same and same[0].is_complete:
+        stays = same and all(place.pack not in leaving for place in same[0].places)
+        if stays and same[0].is_complete:
             return
         count = layers[0][0].layers
         places = list(same[0].places) if same else [_NOWHERE] * count
@@ -259,13 +297,21 @@ def _bytes(value: bytes | memoryview) -> bytes:
     return bytes(value)
 
 
+def place_of(header: Header, pack: int, offset: int) -> Place:
+    """The place of a record's payload, from its header."""
+    check = header.checksum[:CHECK_BYTES]
+    return Place(pack, offset, header.length, header.size, header.compression, check)
+
+
 def _pack_place(place: Place) -> bytes:
-    return _PLACE.pack(place.pack, place.offset, place.length, place.size, place.compression)
+    return _PLACE.pack(
+        place.pack, place.offset, place.length, place.size, place.compression, place.check
+    )
 
 
 def _unpack_place(value: bytes, offset: int = 0) -> Place:
-    pack, at, length, size, compression = _PLACE.unpack_from(value, offset)
-    return Place(pack, at, length, size, Compression(compression))
+    pack, at, length, size, compression, check = _PLACE.unpack_from(value, offset)
+    return Place(pack, at, length, size, Compression(compression), check)
 
 
 def _pack_form(form: StoredForm) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -75,7 +78,10 @@ def create(directory: Path) -> tuple[Location, bool]:
         (location.refs / "heads").mkdir(exist_ok=True)
         (location.refs / "tags").mkdir(exist_ok=True)
         location.lock_file.touch()
-        write_durably(location.version_file, f"mergegit repository {FORMAT_VERSION}\n".encode())
+        with locked(location.lock_file):
+            version = f"mergegit repository {FORMAT_VERSION}\n"
+            write_durably(location.version_file, version.encode(), location.temporary / "format")
+        sync_directory(directory)
     except PermissionError as error:
         raise UnusableRepository(
             f"no permission to make a repository in {directory}",
@@ -96,7 +102,8 @@ def discover(start: Path) -> Location:
             _check_version(location)
             return location
     raise NotARepository(
-        f"{start} is not in a mergegit repository (no {DIRECTORY} here or in any directory above)",
+        f"{start.absolute()} is not in a mergegit repository "
+        f"(no {DIRECTORY} there or in any directory above)",
         hint="run `mergegit init` where the repository should be, or name it with -C",
     )
 
@@ -149,9 +156,23 @@ def refuse_network_file_system(path: Path) -> None:
         )
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a small file so that after a crash it is the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file; the kernel frees it when its holder dies."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def write_durably(path: Path, data: bytes, temporary: Path) -> None:
+    """Write a small file so that after a crash it is the old one or the new one.
+
+    ``temporary`` is where it is written first, on the same file system. Whoever writes there
+    holds the repository's lock: what a killed process left is overwritten.
+    """
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -134,6 +134,15 @@ class Header:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One layer of a block as it is stored; ``size`` is its length before compression."""
+
+    payload: bytes | memoryview
+    size: int
+    compression: Compression
+
+
 def checksum(payload: bytes | memoryview) -> bytes:
     """The checksum of a stored payload, 16 bytes."""
     return blake3(payload).digest(16)

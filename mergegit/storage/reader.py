@@ -11,9 +11,9 @@ import zstandard
 
 from mergegit.encoding import MAX_OBJECT_BYTES
 from mergegit.errors import Damaged
-from mergegit.storage.catalog import Catalog, Place
+from mergegit.storage.catalog import CHECK_BYTES, Catalog, Place
 from mergegit.storage.location import Location
-from mergegit.storage.pack import HEADER, Compression, Header, Kind, checksum, read_preamble
+from mergegit.storage.pack import Compression, checksum, read_preamble
 
 _OPEN_PACKS: Final = 128
 _FSCK = "run `mergegit fsck` to see which commits are affected"
@@ -68,27 +68,25 @@ class PackReader:
             return data
         return decompress(data, place.size, self.pack_name(place))
 
-    def read_record(self, place: Place, kind: Kind, key: bytes, base: bytes) -> bytes:
-        """The payload at a place, decompressed, with its header read and checked beside it.
-
-        For payloads that no id vouches for. Raises ``Damaged``.
-        """
-        whole = Place(place.pack, place.offset - HEADER.size, place.length + HEADER.size, 0)
-        data = self.read(whole)
-        try:
-            header = Header.unpack(data[: HEADER.size])
-            payload = data[HEADER.size :]
-            if (header.kind, header.key, header.base) != (kind, key, base):
-                raise ValueError("another record stands there")
-            if checksum(payload) != header.checksum:
-                raise ValueError("checksum of its payload")
-        except ValueError as error:
+    def read_stored(self, place: Place, count: ByteCount | None = None) -> bytes:
+        """The payload at a place as it is stored, checked by its checksum."""
+        data = self.read(place, count)
+        if checksum(data)[:CHECK_BYTES] != place.check:
             raise Damaged(
-                f"a record of pack {self.pack_name(place)} is damaged ({error})", hint=_FSCK
-            ) from error
-        if header.compression is Compression.NONE:
-            return payload
-        return decompress(payload, header.size, self.pack_name(place))
+                f"a record of pack {self.pack_name(place)} is damaged at byte {place.offset}",
+                hint=_FSCK,
+            )
+        return data
+
+    def read_checked(self, place: Place, count: ByteCount | None = None) -> bytes:
+        """The payload at a place, checked by its checksum, then decompressed.
+
+        For payloads that no id vouches for: statistics, and some but not all layers of a block.
+        """
+        data = self.read_stored(place, count)
+        if place.compression is Compression.NONE:
+            return data
+        return decompress(data, place.size, self.pack_name(place))
 
     def will_need(self, place: Place) -> None:
         """Tell the kernel that a place will be read soon."""

@@ -7,11 +7,9 @@ that every place where a ref ever stood can be found again.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -19,12 +17,13 @@ from urllib.parse import quote
 
 from mergegit.errors import Damaged, InvalidName, RefConflict, UnknownRef
 from mergegit.objects import ID_BYTES, CommitId
-from mergegit.storage.location import Location, sync_directory, write_durably
+from mergegit.storage.location import Location, locked, sync_directory, write_durably
 
 Space = Literal["heads", "tags"]
+SPACES: Final[tuple[Space, ...]] = ("heads", "tags")
 _WORD: Final = {"heads": "branch", "tags": "tag"}
 _MAX_NAME: Final = 200
-_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f~^:?*\[\\@{}]|\.\.|//|/\.|\.lock(/|$)")
+_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f\ud800-\udfff~^:?*\[\\@{}]|\.\.|//|/\.|\.lock(/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +56,22 @@ def check_name(name: str, space: Space = "heads") -> str:
     The rules are Git's, and one more: a name of 4 to 64 hexadecimal digits would be read as an
     abbreviated commit id.
     """
+    if re.fullmatch(r"[0-9a-f]{4,64}", name):
+        raise InvalidName(
+            f"{name!r} can't be the name of a {_WORD[space]}: it could be taken for a commit's id",
+            hint="add a letter or a sign that is no hexadecimal digit",
+        )
     good = (
-        0 < len(name.encode()) <= _MAX_NAME
-        and not _FORBIDDEN.search(name)
+        not _FORBIDDEN.search(name)
+        and 0 < len(name.encode()) <= _MAX_NAME
         and not name.startswith(("/", "-", "."))
         and not name.endswith(("/", "."))
         and name != "HEAD"
-        and not re.fullmatch(r"[0-9a-f]{4,64}", name)
     )
     if not good:
         raise InvalidName(
             f"{name!r} can't be the name of a {_WORD[space]}",
-            hint="use letters, digits, '-', '_', '.' and '/', as for Git's branches, "
-            "and not hexadecimal digits alone",
+            hint="use letters, digits, '-', '_', '.' and '/', as for Git's branches",
         )
     return name
 
@@ -121,17 +123,8 @@ class Refs:
     def update(self, update: RefUpdate) -> None:
         """Move a ref, if it is still where ``update.old`` says. Raises ``RefConflict``."""
         check_name(update.name, update.space)
-        with self._lock():
+        with locked(self._location.lock_file):
             self._apply(update)
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        fd = os.open(self._location.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
 
     def _apply(self, update: RefUpdate) -> None:
         word = _WORD[update.space]
@@ -155,9 +148,18 @@ class Refs:
             return
         if update.old is None:
             self._check_room(update)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            self._make_directory(path.parent)
         self._append_log(update)
-        write_durably(path, f"{update.new.hex()}\n".encode())
+        if path.is_dir():
+            shutil.rmtree(path)  # a killed command left it; no ref lies below
+        write_durably(path, f"{update.new.hex()}\n".encode(), self._location.temporary / "ref")
+
+    def _make_directory(self, path: Path) -> None:
+        """Make a directory of refs durably, with those above it."""
+        if not path.exists():
+            self._make_directory(path.parent)
+            path.mkdir()
+            sync_directory(path.parent)
 
     def _check_room(self, update: RefUpdate) -> None:
         """A name can't be a directory of other names as well."""
@@ -172,7 +174,7 @@ class Refs:
         old, new = (_hex_or_zero(commit) for commit in (update.old, update.new))
         author = re.sub(r"[\t\n\r]", " ", update.author)
         reason = re.sub(r"[\t\n\r]", " ", update.reason)
-        line = f"{old} {new} {update.time} {author}\t{reason}\n".encode()
+        line = f"{old} {new} {update.time} {author}\t{reason}\n".encode("utf-8", "replace")
         path = self._log_path(update.space, update.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

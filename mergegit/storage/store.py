@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from mergegit.dtypes import DTYPES
+from mergegit.dtypes import BY_CODE, DTYPES
 from mergegit.encoding import Object, decode, encode, hash_block, hash_object
 from mergegit.errors import Damaged, NoSpace
 from mergegit.objects import (
@@ -27,15 +27,27 @@ from mergegit.objects import (
 )
 from mergegit.storage.catalog import Catalog, PackFile, StoredForm
 from mergegit.storage.location import Location, sync_directory
-from mergegit.storage.pack import Encoding, Header, Kind, PackWriter, checksum
+from mergegit.storage.pack import (
+    NO_ID,
+    Compression,
+    Encoding,
+    Header,
+    Kind,
+    PackWriter,
+    Segment,
+    checksum,
+)
 from mergegit.storage.reader import ByteCount, PackReader, compress
 from mergegit.storage.refs import Refs, RefUpdate
 from mergegit.storage.workspace import Workspace
 
+if TYPE_CHECKING:
+    from mergegit.kernels.progressive import Quantised
+
 _T = TypeVar("_T", bound=Object)
 
 PACK_BYTES: Final = 4 << 30
-"""A pack of blocks is closed and the next begun when it has reached this length."""
+"""A pack is closed and the next begun when it has reached this length."""
 
 
 class DamagedBlock(Damaged):
@@ -117,8 +129,8 @@ class Store:
 
     # -- blocks ----------------------------------------------------------------------------------
 
-    def forms(self, blocks: Iterable[BlockId]) -> dict[BlockId, StoredForm]:
-        """The form in which each block is read. Raises ``Damaged`` where one is missing."""
+    def forms(self, blocks: Iterable[BlockId]) -> dict[BlockId, list[StoredForm]]:
+        """The forms in which each block is stored. Raises ``Damaged`` where one is missing."""
         wanted = set(blocks)
         found = self.catalog.forms_of(wanted)
         missing = wanted - found.keys()
@@ -127,30 +139,154 @@ class Store:
                 f"block {min(missing).hex()[:12]} is missing from the store",
                 hint="run `mergegit fsck` to see which commits are affected",
             )
-        return {BlockId(block): forms[0] for block, forms in found.items()}
+        return {BlockId(block): forms for block, forms in found.items()}
 
-    def read_block(
-        self, block: BlockId, form: StoredForm | None = None, count: ByteCount | None = None
+    def read_block(self, block: BlockId, count: ByteCount | None = None) -> bytes:
+        """The raw bytes of a block, checked against its id; a delta's base is read as well."""
+        return self.read_form(block, _plainest(self.forms([block])[block]), count)
+
+    def read_form(
+        self,
+        block: BlockId,
+        form: StoredForm,
+        count: ByteCount | None = None,
+        base: bytes | None = None,
     ) -> bytes:
-        """The raw bytes of a block, checked against its id."""
-        form = form or self.forms([block])[block]
-        place = form.places[0]
-        data = self.reader.read_decompressed(place, count)
+        """The raw bytes of a block from one of its forms; ``base`` are its base block's bytes,
+        which are read where they are not given."""
+        if form.encoding is Encoding.RAW:
+            data = self.reader.read_decompressed(form.places[0], count)
+        else:
+            known = base if base is not None else self.read_block(BlockId(form.base), count)
+            data = self._decode_delta(block, form, known, count)
         if hash_block(data) != block:
-            raise DamagedBlock(block, self.reader.pack_name(place))
+            raise DamagedBlock(block, self.reader.pack_name(form.places[0]))
         return data
+
+    def layer_costs(self, forms: Sequence[StoredForm], base: BlockId) -> tuple[int, ...]:
+        """Stored bytes of each layer that a merge on ``base`` can read of a block."""
+        form = _nearest(forms, base)
+        if form.encoding is Encoding.RAW or form.base == base:
+            return tuple(place.length for place in form.places)
+        return (self.whole_cost([form]),)
+
+    def whole_cost(self, forms: Sequence[StoredForm]) -> int:
+        """Stored bytes that ``read_block`` reads of a block with these forms."""
+        form = _plainest(forms)
+        if form.encoding is Encoding.RAW:
+            return form.nbytes
+        base = BlockId(form.base)
+        return form.nbytes + self.whole_cost(self.forms([base])[base])
+
+    def read_layers(
+        self,
+        block: BlockId,
+        layers: int,
+        base: BlockId,
+        base_data: bytes,
+        count: ByteCount | None = None,
+    ) -> tuple[bytes | memoryview, bool]:
+        """A block as far as ``layers`` of those that ``layer_costs`` lists tell.
+
+        Returns its raw bytes and false, or, where layers are left out, its float32 deltas from the
+        base block and true.
+        """
+        form = _nearest(self.forms([block])[block], base)
+        if form.encoding is Encoding.RAW or form.base != base:
+            return self.read_form(block, form, count), False
+        if layers >= len(form.places):
+            return self.read_form(block, form, count, base_data), False
+        from mergegit.storage import delta
+
+        planes = [self.reader.read_checked(place, count) for place in form.places[:layers]]
+        elements = len(base_data) * 8 // BY_CODE[form.dtype].bits
+        try:
+            return delta.decode_planes(planes, elements).data.cast("B"), True
+        except ValueError as error:
+            raise DamagedBlock(block, self.reader.pack_name(form.places[0])) from error
+
+    def _decode_delta(
+        self, block: BlockId, form: StoredForm, base: bytes, count: ByteCount | None
+    ) -> bytes:
+        from mergegit.storage import delta
+
+        *planes, residual = (self.reader.read_decompressed(place, count) for place in form.places)
+        try:
+            return delta.decode(planes, residual, base, BY_CODE[form.dtype].name)
+        except ValueError as error:
+            raise DamagedBlock(block, self.reader.pack_name(form.places[0])) from error
 
     def read_statistics(self, tensor: TensorId, base: bytes) -> bytes | None:
         """The payload of the statistics of a tensor against a base tensor, if they were taken."""
         place = self.catalog.statistics(tensor, base)
         if place is None:
             return None
-        return self.reader.read_record(place, Kind.STATISTICS, tensor, base)
+        return self.reader.read_checked(place)
 
     # -- writing ---------------------------------------------------------------------------------
 
+    def prepare_block(
+        self,
+        block: BlockId,
+        dtype: str,
+        data: bytes | memoryview,
+        base: BlockId | None = None,
+        base_data: bytes | None = None,
+        quantised: Quantised | None = None,
+    ) -> PreparedBlock:
+        """A block made ready to be written: encoded, unless the store has it.
+
+        Against ``base``, of the same dtype, it becomes a progressive delta where that is smaller.
+        Safe to call from any thread; costly, so that it is worth many.
+        """
+        if self.catalog.forms_of([block]):
+            return PreparedBlock(block, dtype, (), len(data))
+        if base is not None and base_data is not None:
+            from mergegit.storage import delta
+
+            encoded = delta.encode(bytes(data), base_data, dtype, quantised)
+            if encoded is not None:
+                return PreparedBlock(block, dtype, encoded.segments, len(data), base)
+        return raw_block(block, dtype, data)
+
     def transaction(self) -> Transaction:
         return Transaction(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBlock:
+    """A block ready to be written, as the layers of one form; no segments where it is stored
+    already. ``size`` is its raw length in bytes."""
+
+    block: BlockId
+    dtype: str
+    segments: tuple[Segment, ...]
+    size: int
+    base: BlockId | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(len(segment.payload) for segment in self.segments)
+
+
+def raw_block(block: BlockId, dtype: str, data: bytes | memoryview) -> PreparedBlock:
+    """A block in its raw form; what is no float is compressed where that pays."""
+    if DTYPES[dtype].is_float:
+        segment = Segment(data, len(data), Compression.NONE)
+    else:
+        payload, compression = compress(bytes(data))
+        segment = Segment(payload, len(data), compression)
+    return PreparedBlock(block, dtype, (segment,), len(data))
+
+
+def _plainest(forms: Sequence[StoredForm]) -> StoredForm:
+    """The form from which a block is read whole with the least work."""
+    return next((form for form in forms if form.encoding is Encoding.RAW), forms[0])
+
+
+def _nearest(forms: Sequence[StoredForm], base: BlockId) -> StoredForm:
+    """The form in which a block is read for a merge on a base block."""
+    return next((form for form in forms if form.base == base), _plainest(forms))
 
 
 @dataclass(slots=True)
@@ -163,16 +299,17 @@ class Transaction:
     """What one command adds to the store: all of it or nothing.
 
     Nothing is visible to others until ``publish``. Leaving the context without it drops
-    everything.
+    everything. Each layer of blocks goes to a pack of its own, so that reading one layer of a
+    whole expert is one sequential run.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._workspace = Workspace(store.location)
-        self._blocks: _OpenPack | None = None
-        self._objects: _OpenPack | None = None
+        self._open: dict[str, _OpenPack] = {}
         self._full: list[_OpenPack] = []
         self._new_blocks: set[bytes] = set()
+        self._new_raw: set[bytes] = set()
         self._new_objects: set[bytes] = set()
         self.block_bytes = 0
         """Stored bytes of the blocks that were new."""
@@ -186,9 +323,8 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for pack in (self._blocks, self._objects, *self._full):
-            if pack is not None:
-                pack.writer.close()
+        for pack in (*self._open.values(), *self._full):
+            pack.writer.close()
         self._workspace.remove()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(
@@ -196,24 +332,44 @@ class Transaction:
                 hint="free some space and run the command again; nothing was changed",
             ) from error
 
-    def write_block(self, block: BlockId, dtype: str, data: bytes | memoryview) -> bool:
-        """Store a block whose id is known. Returns whether it was new to the store."""
-        if block in self._new_blocks or self._store.catalog.forms_of([block]):
+    def write_block(self, prepared: PreparedBlock) -> bool:
+        """Write a prepared block, unless it is stored or written already. Returns whether it was
+        new."""
+        if not prepared.segments or prepared.block in self._new_blocks:
             return False
-        self._new_blocks.add(block)
-        pack = self._block_pack()
-        header = Header(
-            Kind.SEGMENT,
-            block,
-            length=len(data),
-            size=len(data),
-            encoding=Encoding.RAW,
-            dtype=DTYPES[dtype].code,
-            checksum=checksum(data),
-        )
-        pack.records.append((header, pack.writer.append(header, data)))
-        self.block_bytes += len(data)
+        self._new_blocks.add(prepared.block)
+        self._write_form(prepared)
         return True
+
+    def write_raw(self, block: BlockId, dtype: str, data: bytes) -> None:
+        """Make sure that a block is stored in its raw form, as a base's blocks are."""
+        forms = self._store.catalog.forms_of([block]).get(block, [])
+        if block in self._new_raw or any(form.encoding is Encoding.RAW for form in forms):
+            return
+        self._new_blocks.add(block)
+        self._write_form(raw_block(block, dtype, data))
+
+    def _write_form(self, prepared: PreparedBlock) -> None:
+        raw = prepared.base is None
+        if raw:
+            self._new_raw.add(prepared.block)
+        for layer, segment in enumerate(prepared.segments):
+            pack = self._pack("raw" if raw else f"layer-{layer}")
+            header = Header(
+                Kind.SEGMENT,
+                prepared.block,
+                length=len(segment.payload),
+                size=segment.size,
+                base=prepared.base or NO_ID,
+                encoding=Encoding.RAW if raw else Encoding.DELTA,
+                layer=layer,
+                layers=len(prepared.segments),
+                dtype=DTYPES[prepared.dtype].code,
+                compression=segment.compression,
+                checksum=checksum(segment.payload),
+            )
+            pack.records.append((header, pack.writer.append(header, segment.payload)))
+            self.block_bytes += len(segment.payload)
 
     def write_object(self, value: Object) -> bytes:
         """Store an object, if it is new. Returns its id."""
@@ -241,52 +397,67 @@ class Transaction:
         if self._store.catalog.statistics(tensor, base) is None:
             self._append_object(Kind.STATISTICS, tensor, payload, base)
 
-    def publish(self, update: RefUpdate | None = None) -> None:
+    def copy_record(self, header: Header, payload: bytes) -> None:
+        """Copy a block's segment out of a pack that will be dropped."""
+        role = "raw" if header.encoding is Encoding.RAW else f"layer-{header.layer}"
+        pack = self._pack(role)
+        pack.records.append((header, pack.writer.append(header, payload)))
+
+    def publish(
+        self,
+        update: RefUpdate | None = None,
+        drop: Mapping[int, Sequence[Header]] | None = None,
+    ) -> None:
         """Make everything durable and visible, then move the ref: the point of publication.
 
-        The order is that of docs/format.md: packs, catalog, ref. Raises ``RefConflict`` where the
-        ref moved meanwhile; what was written stays without a name then.
+        The order is that of docs/format.md: packs, catalog, ref. ``drop`` names packs, with all
+        their records, that what was written replaces: they leave the catalog with the entry of the
+        new ones, and the disk thereafter. Raises ``RefConflict`` where the ref moved meanwhile;
+        what was written stays without a name then.
         """
         additions: dict[PackFile, list[tuple[Header, int]]] = {}
         packs = self._store.location.packs
-        for pack in [*self._full, *filter(None, (self._blocks, self._objects))]:
+        for pack in (*self._full, *self._open.values()):
             name = pack.writer.finish()
             os.rename(pack.writer.path, packs / f"{name}.pack")
             additions[PackFile(name, pack.writer.length)] = pack.records
         if additions:
             sync_directory(packs)
-            self._store.catalog.enter(additions)
+        files = [self._store.catalog.pack(number) for number in drop or ()]
+        if additions or drop:
+            self._store.catalog.enter(additions, drop)
         if update is not None:
             self._store.refs.update(update)
+        for file in files:
+            if file is not None and file not in additions:
+                (packs / f"{file.name}.pack").unlink(missing_ok=True)
 
     def _append_object(
         self, kind: Kind, key: bytes, data: bytes, base: bytes | None = None
     ) -> None:
-        if self._objects is None:
-            self._objects = self._open("objects")
         payload, compression = compress(data)
         header = Header(
             kind,
             key,
             length=len(payload),
             size=len(data),
-            base=base or bytes(32),
+            base=base or NO_ID,
             compression=compression,
             checksum=checksum(payload),
         )
-        pack = self._objects
+        pack = self._pack("objects")
         pack.records.append((header, pack.writer.append(header, payload)))
 
-    def _block_pack(self) -> _OpenPack:
-        if self._blocks is not None and self._blocks.writer.length >= PACK_BYTES:
-            self._full.append(self._blocks)
-            self._blocks = None
-        if self._blocks is None:
-            self._blocks = self._open(f"blocks-{len(self._full)}")
-        return self._blocks
+    def _pack(self, role: str) -> _OpenPack:
+        """The open pack for records of one role; a full one is closed and the next begun."""
+        pack = self._open.get(role)
+        if pack is not None and pack.writer.length >= PACK_BYTES:
+            self._full.append(self._open.pop(role))
+            pack = None
+        if pack is None:
+            path = self._workspace.path / f"{role}-{len(self._full)}.pack"
+            pack = self._open[role] = _OpenPack(PackWriter(path), [])
+        return pack
 
-    def _open(self, name: str) -> _OpenPack:
-        return _OpenPack(PackWriter(self._workspace.path / f"{name}.pack"), [])
 
-
-__all__ = ["ByteCount", "DamagedBlock", "Store", "Transaction"]
+__all__ = ["ByteCount", "DamagedBlock", "PreparedBlock", "Store", "Transaction", "raw_block"]
