@@ -207,7 +207,7 @@ def _encode_plan(value: Plan) -> tuple[object, bytes]:
         "planned_bytes": value.planned_bytes,
         "base_bytes": value.base_bytes,
         "write_bytes": value.write_bytes,
-        "merged_norm": value.merged_norm,
+        "merged_norm": float(value.merged_norm),
         "predicted_error": float(value.predicted_error),
         "error_bound": None if value.error_bound is None else float(value.error_bound),
         "experts": experts,

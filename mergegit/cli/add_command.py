@@ -18,6 +18,7 @@ from mergegit.cli.common import (
 )
 from mergegit.cli.progress import progress_bar
 from mergegit.cli.text import human_bytes, human_seconds, percent, plural
+from mergegit.errors import InvalidName
 from mergegit.repository.naming import short
 from mergegit.repository.repository import BlockEncoding
 
@@ -63,15 +64,20 @@ def command(
         raise click.UsageError("--base and --no-base exclude each other.")
     repository = open_repository(ctx, writes=True, threads=threads)
     with progress_bar() as progress:
-        report = repository.add(
-            checkpoint,
-            name=name,
-            base=base,
-            no_base=no_base,
-            message=message,
-            encoding=encoding,
-            progress=progress,
-        )
+        try:
+            report = repository.add(
+                checkpoint,
+                name=name,
+                base=base,
+                no_base=no_base,
+                message=message,
+                encoding=encoding,
+                progress=progress,
+            )
+        except InvalidName as error:
+            if name is None:
+                raise InvalidName(error.message, hint="name it yourself with --name") from error
+            raise
     if as_json:
         print_json(
             {
@@ -94,7 +100,10 @@ def command(
     branch = click.style(report.branch, bold=True)
     commit = click.style(short(report.commit), fg="yellow")
     if not report.is_new:
-        click.echo(f"{branch} holds this checkpoint already, at {commit}; nothing to do")
+        rest = "nothing to do"
+        if report.new_blocks:
+            rest = f"{plural(report.new_blocks, 'block')} that were missing are stored again"
+        click.echo(f"{branch} holds this checkpoint already, at {commit}; {rest}")
         return
     on = f"on base {report.base_ref}" if report.base_ref else "as a base"
     click.echo(f"added {branch} {on}: {commit}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 import click
 
@@ -16,6 +17,11 @@ from mergegit.cli.common import (
 from mergegit.cli.progress import progress_bar
 from mergegit.cli.text import human_bytes, plural, printable
 from mergegit.repository import Repository
+
+_WHAT_TO_DO: Final = (
+    "put the packs named above back from a copy of the repository; or move them away, run "
+    "`mergegit fsck --rebuild-catalog`, and add the checkpoints again"
+)
 
 
 @click.command("fsck")
@@ -65,4 +71,6 @@ def command(ctx: click.Context, rebuild_catalog: bool, threads: int | None, as_j
         f"{plural(report.blocks, 'block')}, {human_bytes(report.checked_bytes)} checked: "
         + ("clean" if report.is_clean else plural(len(report.problems), "problem"))
     )
+    if not report.is_clean:
+        click.echo(f"{click.style(' hint:', fg='yellow')} {_WHAT_TO_DO}", err=True)
     sys.exit(0 if report.is_clean else 1)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from mergegit.cli.common import (
+    complete_ref,
     encoding_option,
     json_option,
     message_option,
@@ -38,8 +39,9 @@ from mergegit.repository.repository import BlockEncoding
 @click.option(
     "--plan",
     "plan_text",
-    metavar="FILE|ID",
-    help="Carry out a plan that `plan --save` wrote, or that a commit was made by.",
+    metavar="FILE|REF",
+    shell_complete=complete_ref,
+    help="Carry out a plan: a file that `plan --save` wrote, or the plan of a merge.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @encoding_option("delta")
@@ -134,7 +136,7 @@ def _refuse_other_options(ctx: click.Context) -> None:
 
 
 def _load_plan(repository: Repository, text: str) -> PlanReport:
-    """A plan from a file that `plan --save` wrote, else from the store by id."""
+    """A plan from a file that `plan --save` wrote, else from the store."""
     path = Path(text)
     if path.is_file():
         return repository.read_plan(path)
@@ -142,7 +144,6 @@ def _load_plan(repository: Repository, text: str) -> PlanReport:
         return repository.saved_plan(text)
     except UnknownRef as error:
         raise UnknownRef(
-            f"{text!r} is neither a file nor the id of a plan in the repository",
-            hint="write a plan to a file with `mergegit plan --save FILE`; "
-            "`mergegit show` gives the id of a merge's plan",
+            f"there is no file, plan or merge {text!r}",
+            hint="write a plan to a file with `mergegit plan --save FILE`, or name a merge",
         ) from error

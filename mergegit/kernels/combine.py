@@ -23,7 +23,9 @@ from mergegit.dtypes import DTYPES
 from mergegit.kernels.floats import PIECE, Bytes, Floats, compiled, from_float32, load, round_bf16
 
 DELTA: Final = 0
-"""Code of a row that holds float32 deltas where others hold an expert's elements."""
+"""Code of a row that holds float32 deltas where others hold an expert's elements. Where the expert
+is trimmed at a threshold, such a row holds deltas as they are expected to be after trimming, and
+then each element's probability of being kept."""
 
 ALWAYS: Final = 1 << 32
 """``keep`` of an expert whose elements are never dropped at random."""
@@ -146,10 +148,9 @@ def _load_contribution(
         load(code, row, start, stop, out)
         for i in range(n):
             out[i] -= reference[i]
-    if threshold > 0:
+    if threshold > 0 and code != 0:
         for i in range(n):
-            if not abs(out[i]) >= threshold:
-                out[i] = np.float32(0.0)
+            out[i] = out[i] if abs(out[i]) >= threshold else np.float32(0.0)
     if keep < np.uint64(1 << 32):
         for i in range(n):
             if draw(key, first + start + i) >= keep:
@@ -172,6 +173,9 @@ def _combine(
     reference = np.empty(PIECE, np.float32)
     total = np.empty(PIECE, np.float32)
     divisor = np.empty(PIECE, np.float32)
+    agreeing = np.empty(PIECE, np.float32)
+    absent = np.empty(PIECE, np.float32)
+    ones = np.ones(PIECE, np.float32)
     zero = np.float32(0.0)
     one = np.float32(1.0)
     weight_sum = zero
@@ -200,7 +204,21 @@ def _combine(
                 divisor[i] = one if total[i] >= zero else -one
                 total[i] = zero
             if normalize:
-                _sum_agreeing_normalized(parts, used, weights, m, divisor, total)
+                agreeing[:m] = zero
+                absent[:m] = one
+                for j in range(count):
+                    k = used[j]
+                    if codes[j] == 0 and thresholds[k] > 0:
+                        shares = rows[j].view(np.float32)[n + start : n + stop]
+                    else:
+                        shares = ones[:m]
+                    _sum_agreeing_shares(
+                        parts[j], shares, weights[k], divisor, total, agreeing, absent
+                    )
+                for i in range(m):
+                    divisor[i] = agreeing[i] if agreeing[i] != zero else one
+                    # The mean of what is kept counts as far as anything is.
+                    total[i] *= one - absent[i]
             else:
                 _sum_agreeing(parts, m, divisor, total)
                 for i in range(m):
@@ -227,17 +245,14 @@ def _sum_agreeing(parts: Any, m: int, sign: Floats, total: Floats) -> None:
 
 
 @compiled
-def _sum_agreeing_normalized(
-    parts: Any, used: Any, weights: Floats, m: int, sign: Floats, total: Floats
+def _sum_agreeing_shares(
+    part: Any, shares: Any, weight: Any, sign: Any, total: Any, agreeing: Any, absent: Any
 ) -> None:
-    """Sum the parts that agree with ``sign``; then ``sign`` becomes the divisor."""
-    agreeing = np.zeros(m, np.float32)
-    for j in range(parts.shape[0]):
-        weight = weights[used[j]]
-        part = parts[j]
-        for i in range(m):
-            agrees = part[i] * sign[i] > np.float32(0.0)
-            total[i] += part[i] if agrees else np.float32(0.0)
-            agreeing[i] += weight if agrees else np.float32(0.0)
-    for i in range(m):
-        sign[i] = agreeing[i] if agreeing[i] != np.float32(0.0) else np.float32(1.0)
+    """Sum one expert's part where it agrees with ``sign``, its weight as far as it is kept, and
+    multiply up the probability that nothing is."""
+    for i in range(shares.size):
+        agrees = part[i] * sign[i] > np.float32(0.0)
+        share = shares[i] if agrees else np.float32(0.0)
+        total[i] += part[i] if agrees else np.float32(0.0)
+        agreeing[i] += weight * share
+        absent[i] *= np.float32(1.0) - share

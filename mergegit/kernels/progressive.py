@@ -82,9 +82,35 @@ def reconstruct(
     """The delta as far as ``len(bits)`` planes tell, with the last plane's means; float32."""
     out = np.empty(elements, np.float32)
     count = len(bits)
-    filler = bits[0]
-    padded = [*bits, *([filler] * (PLANES - count))]
-    _reconstruct(count, *padded, means, elements, out)
+    padded = [*bits, *([bits[0]] * (PLANES - count))]
+    levels = (means.astype(np.uint32) << 16).view(np.float32)
+    _look_up(count, *padded, levels.reshape(group_count(elements), -1), True, elements, out)
+    return out
+
+
+def reconstruct_trimmed(
+    bits: list[npt.NDArray[np.uint8]],
+    means: npt.NDArray[np.uint16],
+    elements: int,
+    threshold: float,
+) -> npt.NDArray[np.float32]:
+    """What the first planes tell of a delta that is trimmed at ``threshold``: two rows, float32.
+
+    The first holds the expected value of each element after trimming, the second the probability
+    that it is kept. Magnitudes are taken to be spread evenly between a cell's bounds, which lie
+    half-way between the means, and to fall off exponentially in the highest cell.
+    """
+    count = len(bits)
+    cells = 1 << (count - 1)
+    groups = group_count(elements)
+    values = np.zeros((groups, cells), np.float32)
+    kept = np.zeros((groups, cells), np.float32)
+    levels = (means.astype(np.uint32) << 16).view(np.float32).reshape(groups, cells)
+    _expect_trimmed(levels, np.float32(threshold), values, kept)
+    out = np.empty((2, elements), np.float32)
+    padded = [*bits, *([bits[0]] * (PLANES - count))]
+    _look_up(count, *padded, values, True, elements, out[0])
+    _look_up(count, *padded, kept, False, elements, out[1])
     return out
 
 
@@ -276,20 +302,51 @@ def _pack_bits(codes: Any, shift: int, out: Any) -> None:
 
 
 @compiled
-def _reconstruct(
-    planes: int, bits1: Any, bits2: Any, bits3: Any, bits4: Any, means: Any, n: int, out: Floats
-) -> None:
-    cells = 1 << (planes - 1)
+def _expect_trimmed(levels: Any, threshold: Any, values: Any, kept: Any) -> None:
+    """For each cell the expected magnitude after trimming, and the probability of being kept."""
+    groups, cells = levels.shape
+    for group in range(groups):
+        lower = 0.0
+        for cell in range(cells):
+            mean = float(levels[group, cell])
+            limit = float(threshold)
+            if cell == cells - 1:
+                reach = mean - lower
+                if limit <= lower or reach <= 0.0:
+                    share = 1.0 if mean >= limit else 0.0
+                    expected = mean * share
+                else:
+                    share = np.exp(-(limit - lower) / reach)
+                    expected = share * (limit + reach)
+            else:
+                upper = (mean + float(levels[group, cell + 1])) / 2
+                if limit <= lower:
+                    share, expected = 1.0, mean
+                elif limit >= upper:
+                    share, expected = 0.0, 0.0
+                else:
+                    share = (upper - limit) / (upper - lower)
+                    expected = share * (upper + limit) / 2
+                lower = upper
+            values[group, cell] = expected
+            kept[group, cell] = share
+
+
+@compiled
+def _look_up(
+    planes: int, bits1: Any, bits2: Any, bits3: Any, bits4: Any, levels: Any, signed: bool, n: int,
+    out: Floats,
+) -> None:  # fmt: skip
+    """Each element's level, by the cell that its bits name, with its sign where ``signed``."""
+    cells = levels.shape[1]
     table = np.empty(2 * CELLS, np.float32)
-    table_bits = table.view(np.uint32)
     for group in range((n + GROUP - 1) // GROUP):
         start = group * GROUP
         stop = min(n, start + GROUP)
         for cell in range(cells):
             # The sign is the lowest bit of the index, so that planes append above it.
-            magnitude = np.uint32(means[group * cells + cell]) << np.uint32(16)
-            table_bits[2 * cell] = magnitude
-            table_bits[2 * cell + 1] = magnitude | np.uint32(0x80000000)
+            table[2 * cell] = levels[group, cell]
+            table[2 * cell + 1] = -levels[group, cell] if signed else levels[group, cell]
         for j in range(start // 8, (stop + 7) // 8):
             first, second, third, fourth = bits1[j], bits2[j], bits3[j], bits4[j]
             for lane in range(min(8, stop - 8 * j)):

@@ -33,9 +33,10 @@ class Base:
 
 
 ReadBase = Callable[[BlockId], bytes]
-ReadExpert = Callable[[BlockId, int, Base], tuple[bytes | memoryview, bool]]
+ReadExpert = Callable[[BlockId, int, Base, float], tuple[bytes | memoryview, bool]]
 """A block as far as so many layers tell: its raw bytes and false, or, where layers are left out,
-its float32 deltas from the base's block and true."""
+its float32 deltas from the base's block and true. Where they are to be trimmed at a threshold, they
+are trimmed as well as can be told, and followed by each element's probability of being kept."""
 Prepare = Callable[[BlockId, str, bytes, Base | None], Prepared]
 """Encode a merged block; the base is None where its dtype is another."""
 
@@ -156,19 +157,20 @@ def _read_rows(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """The blocks of the experts in ``used``, one row each, and the codes of what they hold.
 
-    Experts that share a block share one read; the same bytes in another dtype are another block.
+    Experts that share a block and its threshold share one read; the same bytes in another dtype
+    are another block.
     """
-    seen: dict[tuple[BlockId, str], tuple[bytes | memoryview, bool]] = {}
+    seen: dict[tuple[BlockId, str, float], tuple[bytes | memoryview, bool]] = {}
     blocks = []
     codes = np.zeros(used.size, np.int64)
     for row, k in enumerate(used):
         expert = tensor.experts[k]
         assert expert is not None
-        block = expert.block(index)
-        if (block, expert.dtype) not in seen:
-            read = read_expert(block, int(tensor.layers[k, index]), base)
-            seen[block, expert.dtype] = read
-        data, is_delta = seen[block, expert.dtype]
+        block, threshold = expert.block(index), float(tensor.coefficients.thresholds[k])
+        key = (block, expert.dtype, threshold)
+        if key not in seen:
+            seen[key] = read_expert(block, int(tensor.layers[k, index]), base, threshold)
+        data, is_delta = seen[key]
         blocks.append(data)
         codes[row] = DELTA if is_delta else DTYPES[expert.dtype].code
     width = max((len(block) for block in blocks), default=0)

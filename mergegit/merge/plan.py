@@ -128,7 +128,7 @@ class Planner:
 
     def plan(self, budget_bytes: int | None = None) -> Plan:
         """The plan within ``budget_bytes`` stored bytes of experts; None is a full read."""
-        return self._state(self._choose(budget_bytes), budget_bytes)
+        return self.state(self._choose(budget_bytes), budget_bytes)
 
     def curve(self, percents: Sequence[int] = CURVE) -> list[tuple[int, Plan]]:
         """Plans at budgets in per cent of the raw bytes."""
@@ -252,7 +252,8 @@ class Planner:
             left -= int(steps.cost[take].sum())
             candidates = candidates[usable[count - 1] + 1 :]
 
-    def _state(self, choice: npt.NDArray[np.uint8], budget_bytes: int | None) -> Plan:
+    def state(self, choice: npt.NDArray[np.uint8], budget_bytes: int | None) -> Plan:
+        """The plan that reads ``choice`` (experts by N): so many layers of each block."""
         problem = self.problem
         rows = np.arange(self._blocks)
         experts = []

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mergegit.encoding import decode, hash_object
-from mergegit.errors import Damaged, MergegitError
+from mergegit.errors import Damaged
 from mergegit.objects import BlockId, Commit, CommitId, Manifest, Tensor, TensorId
 from mergegit.pipeline import ordered_map
 from mergegit.repository.naming import short
 from mergegit.storage.catalog import Catalog, PackFile, StoredForm
 from mergegit.storage.location import Location
 from mergegit.storage.pack import Header, scan
+from mergegit.storage.refs import SPACES, Space
 from mergegit.storage.store import Store
 
 
@@ -48,24 +49,73 @@ class CheckReport:
 def check(store: Store, *, threads: int, progress: Callable[[int, int], None]) -> CheckReport:
     """Check every pack's structure, every object, every block's bytes, and every ref."""
     report = CheckReport()
-    damaged_objects = _check_objects(store, report)
-    damaged_blocks = _check_blocks(store, report, threads, progress)
-    _check_packs(store, report)
+    damage, gone = _check_packs(store, report)
+    damage += _check_objects(store, report, gone)
+    damage += _check_blocks(store, report, gone, threads, progress)
     needs = _Needs(store, report)
     needs.walk_refs()
-    for key, what in {**damaged_objects, **damaged_blocks}.items():
-        tensors = sorted(needs.tensors_of(key))
+    for found in damage:
+        tensors = sorted(set().union(*map(needs.tensors_of, found.keys)))
+        what = found.what
         if tensors:
-            what += f" (tensor {', '.join(tensors[:3])}{' ...' if len(tensors) > 3 else ''})"
-        report.problems.append(Problem(what, tuple(sorted(needs.commits_of(key)))))
+            what += f" (in {', '.join(tensors[:3])}{' ...' if len(tensors) > 3 else ''})"
+        needed_by = set().union(*map(needs.commits_of, found.keys))
+        report.problems.append(Problem(what, tuple(sorted(needed_by))))
     for what, commits in needs.missing():
         report.problems.append(Problem(what, commits))
     return report
 
 
-def _check_objects(store: Store, report: CheckReport) -> dict[bytes, str]:
+@dataclass(frozen=True, slots=True)
+class _Damage:
+    """Something damaged, and the ids of the blocks and objects that it concerns."""
+
+    what: str
+    keys: Collection[bytes]
+
+
+_Gone = Mapping[int, Collection[bytes]]
+"""Packs that are missing, by number, and the blocks and objects that can't be read without."""
+
+
+def _check_packs(store: Store, report: CheckReport) -> tuple[list[_Damage], _Gone]:
+    """Check the structure of every pack."""
+    known = {pack.name: number for number, pack in store.catalog.packs().items()}
+    on_disk = {path.stem for path in store.location.packs.glob("*.pack")}
+    for name in sorted(on_disk - known.keys()):
+        report.notes.append(f"pack {name} is not in use: an interrupted command left it")
+    bad: dict[int, str] = {}
+    for name, number in sorted(known.items()):
+        if name not in on_disk:
+            bad[number] = f"pack {name} is missing from {store.location.packs}"
+            continue
+        report.packs += 1
+        try:
+            for _ in scan(store.location.packs / f"{name}.pack"):
+                pass
+        except Damaged as error:
+            bad[number] = error.message
+    keys: dict[int, set[bytes]] = {number: set() for number in bad}
+    if bad:
+        for block, forms in store.catalog.blocks():
+            for number in {place.pack for form in forms for place in form.places} & bad.keys():
+                keys[number].add(block)
+        for block, forms in store.catalog.blocks():
+            for number in bad:
+                if keys[number].issuperset(form.base for form in forms):
+                    keys[number].add(block)
+        for object_id, place in store.catalog.objects():
+            if place.pack in bad:
+                keys[place.pack].add(object_id)
+    damage = [_Damage(what, keys[number]) for number, what in bad.items()]
+    return damage, {number: keys[number] for name, number in known.items() if name not in on_disk}
+
+
+def _check_objects(store: Store, report: CheckReport, gone: _Gone) -> list[_Damage]:
     damaged = {}
     for object_id, place in list(store.catalog.objects()):
+        if place.pack in gone:
+            continue
         report.objects += 1
         try:
             data = store.reader.read_decompressed(place)
@@ -78,21 +128,34 @@ def _check_objects(store: Store, report: CheckReport) -> dict[bytes, str]:
                 decode(data)
         except Damaged as error:
             damaged[object_id] = f"object {short(object_id)}: {error.message}"
+    found = [_Damage(what, [object_id]) for object_id, what in damaged.items()]
     for tensor, base in list(store.catalog.all_statistics()):
+        at = store.catalog.statistics(TensorId(tensor), base)
+        if at is None or at.pack in gone:
+            continue
         try:
             store.read_statistics(TensorId(tensor), base)
         except Damaged as error:
-            damaged[tensor + base] = f"statistics of tensor {short(tensor)}: {error.message}"
-    return damaged
+            what = f"statistics of tensor {short(tensor)}: {error.message}"
+            found.append(_Damage(what, [tensor]))
+    return found
 
 
 def _check_blocks(
-    store: Store, report: CheckReport, threads: int, progress: Callable[[int, int], None]
-) -> dict[bytes, str]:
+    store: Store,
+    report: CheckReport,
+    gone: _Gone,
+    threads: int,
+    progress: Callable[[int, int], None],
+) -> list[_Damage]:
     blocks = [
-        (block, form) for block, forms in store.catalog.blocks() for form in forms
+        (block, form)
+        for block, forms in store.catalog.blocks()
+        for form in forms
         if form.is_complete
-    ]  # fmt: skip
+        and not any(place.pack in gone for place in form.places)
+        and not any(form.base in keys for keys in gone.values())
+    ]
     total = sum(form.nbytes for _, form in blocks)
     done = 0
     damaged: dict[bytes, str] = {}
@@ -112,23 +175,7 @@ def _check_blocks(
         progress(done, total)
         if what is not None:
             damaged[block] = what
-    return damaged
-
-
-def _check_packs(store: Store, report: CheckReport) -> None:
-    known = {pack.name: pack for pack in store.catalog.packs().values()}
-    on_disk = {path.stem for path in store.location.packs.glob("*.pack")}
-    for name in sorted(known.keys() - on_disk):
-        report.problems.append(Problem(f"pack {name} is missing from {store.location.packs}"))
-    for name in sorted(on_disk - known.keys()):
-        report.notes.append(f"pack {name} is not in use: an interrupted command left it")
-    for name in sorted(known.keys() & on_disk):
-        report.packs += 1
-        try:
-            for _ in scan(store.location.packs / f"{name}.pack"):
-                pass
-        except Damaged as error:
-            report.problems.append(Problem(error.message))
+    return [_Damage(what, [block]) for block, what in damaged.items()]
 
 
 class _Needs:
@@ -154,7 +201,7 @@ class _Needs:
 
     def walk_refs(self) -> None:
         seen: set[CommitId] = set()
-        for space in ("heads", "tags"):
+        for space in SPACES:
             for name, commit in self._refs(space):
                 pending = [commit]
                 while pending:
@@ -165,12 +212,15 @@ class _Needs:
                     pending += self._walk_commit(commit_id, name)
         self._report.commits = len(seen)
 
-    def _refs(self, space: str) -> list[tuple[str, CommitId]]:
-        try:
-            return list(self._store.refs.all("heads" if space == "heads" else "tags").items())
-        except MergegitError as error:
-            self._report.problems.append(Problem(error.message))
-            return []
+    def _refs(self, space: Space) -> Iterator[tuple[str, CommitId]]:
+        for name in self._store.refs.names(space):
+            try:
+                commit = self._store.refs.read(space, name)
+            except Damaged as error:
+                self._report.problems.append(Problem(error.message, (name,)))
+                continue
+            if commit is not None:
+                yield name, commit
 
     def _walk_commit(self, commit_id: CommitId, ref: str) -> tuple[CommitId, ...]:
         label = f"{short(commit_id)} ({ref})"

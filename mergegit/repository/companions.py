@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mergegit.objects import Plan
+from mergegit.objects import ManifestId, Plan
 
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
@@ -35,9 +35,16 @@ def index_with_size(data: bytes, total_bytes: int) -> bytes:
     return _json(index)
 
 
-def model_card(plan: Plan, names: Sequence[str], base: str, license_line: str | None) -> bytes:
-    """The README.md of a merged model, with the tags that the Hub shows merges by."""
+def model_card(
+    plan: Plan, base: ManifestId, experts: Sequence[ManifestId], license_line: str | None
+) -> bytes:
+    """The README.md of a merged model, with the tags that the Hub shows merges by.
+
+    Models are named by the ids of their contents and not of their commits: the same merge has the
+    same card in every repository.
+    """
     recipe = plan.recipe
+    names = [expert.ref for expert in plan.experts]
     front = ["---", "tags:", "- merge", "- mergegit"]
     if license_line:
         front.append(license_line)
@@ -47,29 +54,24 @@ def model_card(plan: Plan, names: Sequence[str], base: str, license_line: str | 
         "",
         f"# {' + '.join(names)}",
         "",
-        f"A merge of {_listed(names)} on the base {base}, made with mergegit "
+        f"A merge of {_listed(names)} on the base {recipe['base']['ref']}, made with mergegit "
         f"by the method `{recipe['method']}`.",
         "",
-        "| expert | commit | parameters | read of its bytes | relative error |",
+        "| model | contents | parameters | read of its bytes | relative error |",
         "|---|---|---|---|---|",
+        f"| {recipe['base']['ref']} (base) | `{base.hex()[:16]}` | | | |",
     ]
-    for expert, asked in zip(plan.experts, recipe["experts"], strict=True):
+    for expert, contents, asked in zip(plan.experts, experts, recipe["experts"], strict=True):
         share = expert.planned_bytes / expert.raw_bytes if expert.raw_bytes else 0.0
         lines.append(
-            f"| {expert.ref} | `{expert.commit.hex()[:16]}` | {_parameters(asked['parameters'])} "
+            f"| {expert.ref} | `{contents.hex()[:16]}` | {_parameters(asked['parameters'])} "
             f"| {share:.1%} | {expert.predicted_error:.3g} |"
         )
     lines += [
         "",
-        f"Base commit `{plan.base.hex()[:16]}`; {_parameters(recipe['parameters'])}; "
-        f"seed {recipe['seed']}. Of {plan.raw_bytes:,} bytes of experts {plan.planned_bytes:,} "
-        f"were read; the predicted error of the merged delta is {plan.predicted_error:.3g}.",
-        "",
-        "The recipe:",
-        "",
-        "```json",
-        json.dumps(recipe, indent=2, sort_keys=True),
-        "```",
+        f"For all: {_parameters(recipe['parameters'])}; seed {recipe['seed']}. Of "
+        f"{plan.raw_bytes:,} bytes of experts {plan.planned_bytes:,} were read; the predicted "
+        f"error of the merged delta is {plan.predicted_error:.3g}.",
         "",
     ]
     return "\n".join(lines).encode()
@@ -89,9 +91,9 @@ def license_line(card: bytes) -> str | None:
 
 
 def _parameters(parameters: Mapping[str, Any]) -> str:
-    return (
-        ", ".join(f"{key} {_value(value)}" for key, value in parameters.items()) or "no parameters"
-    )
+    """In one order, whether the plan was just made or read from a file."""
+    listed = ", ".join(f"{key} {_value(parameters[key])}" for key in sorted(parameters))
+    return listed or "no parameters"
 
 
 def _value(value: object) -> str:

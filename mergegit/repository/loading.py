@@ -31,4 +31,6 @@ def load_tensor(store: Store, tensor: Tensor, threads: int) -> torch.Tensor:
     for block in ordered_map(store.read_block, tensor.blocks(), threads=threads):
         data[at : at + len(block)] = np.frombuffer(block, np.uint8)
         at += len(block)
+    if not data.size:
+        return torch.empty(tensor.shape, dtype=_TORCH[tensor.dtype])
     return torch.from_numpy(data).view(_TORCH[tensor.dtype]).reshape(tensor.shape)

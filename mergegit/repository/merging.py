@@ -59,8 +59,8 @@ def merge_blocks(
     merged = execute(
         _jobs(store, inputs, plan),
         read_base=lambda block: store.read_block(block, base_count),
-        read_expert=lambda block, layers, base: store.read_layers(
-            block, layers, base.block, base.data, expert_count
+        read_expert=lambda block, layers, base, threshold: store.read_layers(
+            block, layers, base.block, base.data, threshold, expert_count
         ),
         prepare=prepare,
         write=transaction.write_block,
@@ -136,8 +136,9 @@ def merged_manifest(
         replace_file(CONFIG, lambda data: config_with_dtype(data, dtype))
         replace_file(INDEX, lambda data: index_with_size(data, total))
     license = license_line(read_bytes(store, files[CARD])) if CARD in files else None
-    names = [expert.ref for expert in plan.experts]
-    card = model_card(plan, names, inputs.recipe.base_ref, license)
+    recipe = inputs.recipe
+    contents = [store.commit(expert.commit).manifest for expert in recipe.experts]
+    card = model_card(plan, store.commit(recipe.base).manifest, contents, license)
     files[CARD] = write_bytes(transaction, card)
     return replace(base, tensors=tensors, shards=shards, files=dict(sorted(files.items())))
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
 
-from mergegit.errors import AmbiguousRef, UnknownRef
+from mergegit.errors import AmbiguousRef, InvalidName, UnknownRef
 from mergegit.objects import ID_BYTES, Commit, CommitId
+from mergegit.storage.refs import SPACES, Space, check_name
 from mergegit.storage.store import Store
 
 MIN_PREFIX: Final = 4
@@ -59,7 +60,7 @@ def resolve_object(store: Store, text: str) -> bytes:
 
 
 def _named(store: Store, name: str) -> CommitId:
-    for space in ("heads", "tags"):
+    for space in SPACES:
         commit = _read_ref(store, space, name)
         if commit is not None:
             return commit
@@ -93,10 +94,12 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
     return f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 
-def _read_ref(store: Store, space: str, name: str) -> CommitId | None:
-    if ".." in name or name.startswith("/") or "\0" in name:
+def _read_ref(store: Store, space: Space, name: str) -> CommitId | None:
+    try:
+        check_name(name, space)
+    except InvalidName:
         return None
-    return store.refs.read("heads" if space == "heads" else "tags", name)
+    return store.refs.read(space, name)
 
 
 def _step(store: Store, commit: CommitId, mark: str, count: int, text: str) -> CommitId:

@@ -166,7 +166,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
                 ladders[k].limits[here] = coefficients.limits[k]
                 if coefficients.limits[k] > 0:
                     ladders[k].fill(store, here, tensor, base, statistics)
-                    _share(ladders, k, inputs, name, here)
+                    _share(ladders, k, inputs, name, here, coefficients)
         energy += _merged_energy(known, coefficients)
     return Problem(
         recipe=recipe.to_json(),
@@ -239,12 +239,21 @@ class _Ladder:
                 self.remaining[row, 1:LAYERS] = statistics.remaining[index]
 
 
-def _share(ladders: Sequence[_Ladder], k: int, inputs: Inputs, name: str, here: slice) -> None:
+def _share(
+    ladders: Sequence[_Ladder],
+    k: int,
+    inputs: Inputs,
+    name: str,
+    here: slice,
+    coefficients: Coefficients,
+) -> None:
     """Mark the blocks of expert ``k`` whose stored bytes an earlier expert needs as well."""
     tensor = inputs.experts[k].tensors[name]
     for earlier in range(k):
         other = inputs.experts[earlier].tensors.get(name)
         if other is None or other.dtype != tensor.dtype:
+            continue
+        if coefficients.thresholds[earlier] != coefficients.thresholds[k]:
             continue
         leaders = ladders[k].leaders[here]
         same = ~_differ(tensor, other) & (ladders[earlier].depths[here] > 0) & (leaders == k)

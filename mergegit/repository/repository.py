@@ -17,7 +17,6 @@ from mergegit.errors import (
     Damaged,
     NoBase,
     RefConflict,
-    UnknownRef,
     UnusableRepository,
 )
 from mergegit.history import is_ancestor, merge_bases, walk
@@ -254,8 +253,9 @@ class Repository:
 
         The commit's parent is ``base``: by default the base in the repository with the same
         tensor names and shapes. Blocks are stored as progressive deltas against the base's, or
-        with the encoding ``raw`` plainly. Adding the same bytes again changes nothing. Raises
-        ``BadCheckpoint``, ``NoBase`` and ``RefConflict``.
+        with the encoding ``raw`` plainly. Adding the same bytes again changes nothing, but where
+        the repository had lost blocks of them. Raises ``BadCheckpoint``, ``NoBase`` and
+        ``RefConflict``.
         """
         from mergegit.checkpoint.directory import inspect
         from mergegit.repository.adding import store_checkpoint
@@ -302,6 +302,8 @@ class Repository:
             if is_new:
                 update = self._ref_update("heads", branch, tip, commit_id, f"add: {checkpoint}")
                 transaction.publish(update)
+            elif added.new_blocks:
+                transaction.publish()  # blocks that the repository had lost
         parents = self.store.commit(commit_id).parents
         parent = parents[0] if parents else None
         return AddReport(
@@ -312,9 +314,9 @@ class Repository:
             base_ref=self._name_of(parent) if parent else None,
             tensors=len(shapes),
             total_bytes=added.total_bytes,
-            new_bytes=added.new_bytes if is_new else 0,
+            new_bytes=added.new_bytes,
             blocks=added.blocks,
-            new_blocks=added.new_blocks if is_new else 0,
+            new_blocks=added.new_blocks,
             seconds=time.perf_counter() - started,
             notes=tuple(notes),
         )
@@ -458,16 +460,20 @@ class Repository:
         from mergegit.merge.budget import Budget
 
         parsed = Budget.parse(budget) if budget is not None else None
-        planner = self._planner(recipe, progress)
+        planner = self.planner(recipe, progress=progress)
         nbytes = parsed.bytes_of(planner.problem.raw_bytes) if parsed else None
-        return _plan_report(planner.plan(nbytes), budget)
+        return plan_report(planner.plan(nbytes), budget)
 
     def plan_curve(self, recipe: Recipe, *, progress: Progress = _silent) -> list[PlanReport]:
         """Plans at budgets from 1 to 100 per cent."""
-        curve = self._planner(recipe, progress).curve()
-        return [_plan_report(plan, f"{percent}%") for percent, plan in curve]
+        curve = self.planner(recipe, progress=progress).curve()
+        return [plan_report(plan, f"{percent}%") for percent, plan in curve]
 
-    def _planner(self, recipe: Recipe, progress: Progress) -> Planner:
+    def planner(self, recipe: Recipe, *, progress: Progress = _silent) -> Planner:
+        """The planner of a recipe, for plans at many budgets. Takes missing statistics first.
+
+        Raises ``Mismatch`` and ``NotFinite``.
+        """
         from mergegit.merge.plan import Planner
         from mergegit.repository import planning
 
@@ -486,11 +492,15 @@ class Repository:
         return Planner(planning.problem_of(self.store, inputs))
 
     def saved_plan(self, text: str) -> PlanReport:
-        """A plan of the store by its id or a prefix of it. Raises ``UnknownRef``."""
+        """A plan of the store by its id or a prefix of it, or by the ref of the merge that carried
+        it out. Raises ``UnknownRef``, and ``BadRecipe`` where there is something else."""
         object_id, value = self.object(text)
+        if isinstance(value, Commit) and value.plan is not None:
+            object_id, value = value.plan, self.store.plan(value.plan)
         if not isinstance(value, Plan):
-            raise UnknownRef(
-                f"{text!r} is no plan", hint="give the id that `mergegit plan` printed"
+            raise BadRecipe(
+                f"{text!r} is neither a plan nor a merge",
+                hint="`mergegit show` names a merge's plan",
             )
         return PlanReport(PlanId(object_id), value, None)
 
@@ -773,7 +783,8 @@ def _open_store(location: Location) -> Store:
     return store
 
 
-def _plan_report(plan: Plan, budget: str | None) -> PlanReport:
+def plan_report(plan: Plan, budget: str | None = None) -> PlanReport:
+    """A plan with its id, ready to be merged."""
     return PlanReport(PlanId(hash_object(encode(plan))), plan, budget)
 
 

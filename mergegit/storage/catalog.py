@@ -16,12 +16,15 @@ from typing import Final
 
 import lmdb
 
-from mergegit.errors import UnusableRepository
+from mergegit.errors import NoSpace, UnusableRepository
 from mergegit.objects import ID_BYTES
 from mergegit.storage.pack import NO_ID, Compression, Encoding, Header, Kind
 
 MAP_BYTES: Final = 1 << 40
 """Address space reserved once. The file grows with its contents alone."""
+
+_FULL_BYTES: Final = 1 << 18
+"""With less free space than this, an error of LMDB is taken for a full disk: it does not tell."""
 
 CHECK_BYTES: Final = 8
 """Bytes of a payload's checksum that the catalog keeps."""
@@ -30,6 +33,7 @@ _PLACE = struct.Struct("<IQIIB3x8s")
 _FORM = struct.Struct("<BBBx32s")
 _PACK = struct.Struct("<Q16s")
 _NUMBER = struct.Struct(">I")
+_LAST_PACK: Final = b"last-pack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,8 @@ class Catalog:
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._pid = os.getpid()
-        try:
+        self._path = path
+        with self._explain_errors():
             self._env = lmdb.open(
                 os.fspath(path),
                 map_size=MAP_BYTES,
@@ -98,29 +103,74 @@ class Catalog:
                 create=not read_only,
                 lock=True,
             )
-        except lmdb.Error as error:
-            raise UnusableRepository(
-                f"the catalog {path} can't be opened ({error})",
-                hint="LMDB needs a local file system and a process that may reserve address space; "
-                "if the file is damaged, delete the directory and run "
-                "`mergegit fsck --rebuild-catalog`",
-            ) from error
-        if not read_only:
-            self._env.reader_check()
-        names = (b"packs", b"pack-numbers", b"blocks", b"objects", b"statistics", b"meta")
-        self._packs, self._numbers, self._blocks, self._objects, self._statistics, self._meta = (
-            self._env.open_db(name, create=not read_only) for name in names
-        )
+            if not read_only:
+                self._env.reader_check()
+                self._fill_up()
+            names = (b"packs", b"pack-numbers", b"blocks", b"objects", b"statistics", b"meta")
+            (
+                self._packs,
+                self._numbers,
+                self._blocks,
+                self._objects,
+                self._statistics,
+                self._meta,
+            ) = (self._env.open_db(name, create=not read_only) for name in names)
 
     def close(self) -> None:
         self._env.close()
 
+    def _fill_up(self) -> None:
+        """Make the file as long as its map says, so that what was cut off reads as damaged.
+
+        Beyond the end of a mapped file the kernel ends the process. The transaction keeps other
+        processes from making the file longer meanwhile.
+        """
+        if self._missing_bytes() > 0:
+            with self._env.begin(write=True):
+                missing = self._missing_bytes()
+                if missing > 0:
+                    file = self._path / "data.mdb"
+                    os.truncate(file, file.stat().st_size + missing)
+
+    def _missing_bytes(self) -> int:
+        length: int = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
+        return length - (self._path / "data.mdb").stat().st_size
+
     @contextmanager
     def _read(self) -> Iterator[lmdb.Transaction]:
+        with self._begin(write=False) as txn:
+            yield txn
+
+    @contextmanager
+    def _begin(self, *, write: bool) -> Iterator[lmdb.Transaction]:
         if os.getpid() != self._pid:
             raise RuntimeError("a Repository can't be used across a fork; open it again")
-        with self._env.begin() as txn:
+        with self._explain_errors(), self._env.begin(write=write) as txn:
             yield txn
+
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.Error as error:
+            lock = self._path / "lock.mdb"
+            if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
+                raise UnusableRepository(
+                    f"no permission to write to {lock}, where readers mark what they read",
+                    hint="ask the owner for permission, or work on a copy of the repository",
+                ) from error
+            status = os.statvfs(self._path.parent)
+            if status.f_bavail * status.f_frsize < _FULL_BYTES:
+                raise NoSpace(
+                    f"no space left on the disk of {self._path.parent}",
+                    hint="free some space and run the command again; nothing was changed",
+                ) from error
+            raise UnusableRepository(
+                f"the catalog {self._path} can't be used ({error})",
+                hint="LMDB needs a local file system with free space and a process that may "
+                "reserve address space; if the file is damaged, delete the directory and run "
+                "`mergegit fsck --rebuild-catalog`",
+            ) from error
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -207,16 +257,14 @@ class Catalog:
     ) -> None:
         """Enter packs with all their records, in one durable transaction.
 
-        Records are headers with the offsets of their payloads. A pack that is known already is
-        passed over. ``drop`` names packs by number, with all their records, that are forgotten in
-        the same transaction.
+        Records are headers with the offsets of their payloads. A pack that is known already keeps
+        its number; forms that lost a layer to another pack become whole again. ``drop`` names packs
+        by number, with all their records, that are forgotten in the same transaction.
         """
-        with self._env.begin(write=True) as txn:
+        with self._begin(write=True) as txn:
             layers: dict[tuple[bytes, bytes, Encoding], list[tuple[Header, Place]]] = {}
             for pack, records in packs.items():
                 number = self._enter_pack(txn, pack)
-                if number is None:
-                    continue
                 for header, offset in records:
                     place = place_of(header, number, offset)
                     match header.kind:
@@ -256,14 +304,22 @@ class Catalog:
             txn.delete(_pack_file(_bytes(known)).name.encode(), db=self._numbers)
             txn.delete(key, db=self._packs)
 
-    def _enter_pack(self, txn: lmdb.Transaction, pack: PackFile) -> int | None:
-        """The number of a new pack, or None where the pack is known."""
+    def _enter_pack(self, txn: lmdb.Transaction, pack: PackFile) -> int:
+        """The number of a pack: its own where it is known, else one that no pack ever had.
+
+        Readers in other processes hold packs open by their numbers.
+        """
         name = pack.name.encode()
-        if txn.get(name, db=self._numbers) is not None:
-            return None
+        known = txn.get(name, db=self._numbers)
+        number: int
+        if known is not None:
+            (number,) = _NUMBER.unpack(known)
+            return number
         cursor = txn.cursor(self._packs)
-        number: int = _NUMBER.unpack(cursor.key())[0] + 1 if cursor.last() else 1
+        last = txn.get(_LAST_PACK, db=self._meta) or (cursor.key() if cursor.last() else None)
+        number = _NUMBER.unpack(last)[0] + 1 if last else 1
         key = _NUMBER.pack(number)
+        txn.put(_LAST_PACK, key, db=self._meta)
         txn.put(name, key, db=self._numbers)
         txn.put(key, _PACK.pack(pack.length, bytes.fromhex(pack.name)), db=self._packs)
         return number

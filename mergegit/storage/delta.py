@@ -74,10 +74,14 @@ def encode(
     return delta if delta.nbytes < len(expert) else None
 
 
-def decode_planes(planes: Sequence[bytes], elements: int) -> npt.NDArray[np.float32]:
+def decode_planes(
+    planes: Sequence[bytes], elements: int, threshold: float = 0.0
+) -> npt.NDArray[np.float32]:
     """The delta (float32) as far as the first planes tell, from their decompressed payloads.
 
-    Raises ``ValueError`` where a payload is not a plane of that many elements.
+    With a ``threshold``, two rows: the delta as it is expected to be after trimming, and each
+    element's probability of being kept. Raises ``ValueError`` where a payload is not a plane of
+    that many elements.
     """
     count = len(planes)
     bits = []
@@ -88,6 +92,8 @@ def decode_planes(planes: Sequence[bytes], elements: int) -> npt.NDArray[np.floa
         bits.append(np.frombuffer(payload, np.uint8, offset=means_bytes))
     means_count = progressive.group_count(elements) << (count - 1)
     means = np.frombuffer(planes[-1], "<u2", means_count).astype(np.uint16)
+    if threshold > 0.0:
+        return progressive.reconstruct_trimmed(bits, means, elements, threshold)
     return progressive.reconstruct(bits, means, elements)
 
 
@@ -99,6 +105,8 @@ def decode(planes: Sequence[bytes], residual: bytes, base: bytes, dtype: str) ->
     streams = np.empty((width, elements), np.uint8)
     at = 0
     for stream in streams:
+        if at + _LENGTH.size > len(residual):
+            raise ValueError("length of a residual")
         (length,) = _LENGTH.unpack_from(residual, at)
         at += _LENGTH.size
         plain, length = bool(length & _PLAIN), length & ~_PLAIN
@@ -144,6 +152,8 @@ def _compress_runs(stream: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -
 
 def _decompress(frame: bytes, size: int) -> bytes:
     try:
+        if zstandard.frame_content_size(frame) not in (size, -1):
+            raise ValueError("size of a residual")
         return zstandard.ZstdDecompressor().decompress(frame, max_output_size=max(size, 1))
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error

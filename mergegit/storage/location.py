@@ -67,8 +67,8 @@ def create(directory: Path) -> tuple[Location, bool]:
     again completes it. Returns the location and whether it is new.
     """
     location = Location(directory / DIRECTORY)
-    if location.version_file.exists():
-        _check_version(location)
+    if _is_there(location):
+        _check(location)
         return location, False
     try:
         location.root.mkdir(parents=True, exist_ok=True)
@@ -98,8 +98,8 @@ def discover(start: Path) -> Location:
     """The repository of ``start`` or of the nearest directory above it that has one."""
     for directory in (start.absolute(), *start.absolute().parents):
         location = Location(directory / DIRECTORY)
-        if location.version_file.is_file():
-            _check_version(location)
+        if _is_there(location):
+            _check(location)
             return location
     raise NotARepository(
         f"{start.absolute()} is not in a mergegit repository "
@@ -108,7 +108,22 @@ def discover(start: Path) -> Location:
     )
 
 
-def _check_version(location: Location) -> None:
+def _is_there(location: Location) -> bool:
+    try:
+        return location.version_file.is_file()
+    except PermissionError as error:
+        raise _not_readable(location) from error
+
+
+def _not_readable(location: Location) -> UnusableRepository:
+    return UnusableRepository(
+        f"no permission to read {location.root}", hint="ask its owner for access"
+    )
+
+
+def _check(location: Location) -> None:
+    """Raises ``UnusableRepository`` where the repository can't be worked with."""
+    refuse_network_file_system(location.root)
     try:
         words = location.version_file.read_text("ascii").split()
         version = int(words[2])
@@ -118,9 +133,7 @@ def _check_version(location: Location) -> None:
             hint="it should read `mergegit repository 1`; restore it if the rest is intact",
         ) from error
     except PermissionError as error:
-        raise UnusableRepository(
-            f"no permission to read {location.root}", hint="ask its owner for access"
-        ) from error
+        raise _not_readable(location) from error
     if version > FORMAT_VERSION:
         raise UnusableRepository(
             f"the repository {location.root} has format {version}; "

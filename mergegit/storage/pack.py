@@ -119,6 +119,8 @@ class Header:
         ) = HEADER.unpack(data)
         if magic != RECORD_MAGIC:
             raise ValueError("magic of a record")
+        if layer >= layers:
+            raise ValueError(f"layer {layer} of {layers}")
         return cls(
             kind=Kind(kind),
             key=key,
@@ -157,7 +159,11 @@ class PackWriter:
         self._records = 0
         self._names = blake3()
         self.length = 0
-        self._write(PREAMBLE.pack(MAGIC, FORMAT_VERSION, 0))
+        try:
+            self._write(PREAMBLE.pack(MAGIC, FORMAT_VERSION, 0))
+        except BaseException:
+            self.close()
+            raise
 
     def append(self, header: Header, payload: bytes | memoryview) -> int:
         """Append a record; returns the offset of its payload."""
@@ -199,9 +205,9 @@ class PackWriter:
 def read_preamble(fd: int, name: str) -> None:
     """Check that an open file is a pack of a version known here. Raises ``Damaged``."""
     data = os.pread(fd, PREAMBLE.size, 0)
-    if len(data) != PREAMBLE.size or data[:8] != MAGIC:
+    magic, version, reserved = PREAMBLE.unpack(data.ljust(PREAMBLE.size, b"\0"))
+    if magic != MAGIC or version == 0 or (version == FORMAT_VERSION and reserved):
         raise Damaged(f"pack {name} does not begin like a pack", hint="run `mergegit fsck`")
-    version = PREAMBLE.unpack(data)[1]
     if version > FORMAT_VERSION:
         raise Damaged(
             f"pack {name} has format version {version}; this mergegit knows {FORMAT_VERSION}",
@@ -230,6 +236,8 @@ def scan(path: Path) -> Iterator[tuple[Header, int]]:
                     raise ValueError("a record longer than the pack")
                 if header.kind is Kind.END and header.size != records:
                     raise ValueError("number of records")
+                if header.kind is Kind.END and offset + HEADER.size != total:
+                    raise ValueError("bytes after its end")
             except ValueError as error:
                 raise Damaged(
                     f"pack {name} is damaged at byte {offset} ({error})",

@@ -19,6 +19,14 @@ _OPEN_PACKS: Final = 128
 _FSCK = "run `mergegit fsck` to see which commits are affected"
 
 
+class DamagedRecord(Damaged):
+    """A payload that is not what its checksum or its declared length says; ``pack`` is where."""
+
+    def __init__(self, pack: str, what: str) -> None:
+        super().__init__(f"a record of pack {pack} {what}", hint=_FSCK)
+        self.pack = pack
+
+
 class ByteCount:
     """Counts bytes where they are read, from any number of threads."""
 
@@ -51,10 +59,8 @@ class PackReader:
         while len(data) < place.length:
             more = os.pread(pack.fd, place.length - len(data), place.offset + len(data))
             if not more:
-                raise Damaged(
-                    f"pack {pack.name} ends at byte {place.offset + len(data)}, "
-                    f"inside a record of {place.length} bytes",
-                    hint=_FSCK,
+                raise DamagedRecord(
+                    pack.name, f"is cut off after {len(data)} of its {place.length} bytes"
                 )
             data += more
         if count is not None:
@@ -72,10 +78,7 @@ class PackReader:
         """The payload at a place as it is stored, checked by its checksum."""
         data = self.read(place, count)
         if checksum(data)[:CHECK_BYTES] != place.check:
-            raise Damaged(
-                f"a record of pack {self.pack_name(place)} is damaged at byte {place.offset}",
-                hint=_FSCK,
-            )
+            raise DamagedRecord(self.pack_name(place), f"is damaged at byte {place.offset}")
         return data
 
     def read_checked(self, place: Place, count: ByteCount | None = None) -> bytes:
@@ -138,13 +141,15 @@ def decompress(data: bytes, size: int, pack: str) -> bytes:
     try:
         if size > MAX_OBJECT_BYTES:
             raise ValueError(f"{size} bytes declared")
+        # A frame that tells its size is given memory for it, whatever the limit is.
+        told = zstandard.frame_content_size(data)
+        if told not in (size, -1):
+            raise ValueError(f"{told} bytes where {size} were declared")
         out = zstandard.ZstdDecompressor().decompress(data, max_output_size=max(size, 1))
         if len(out) != size:
             raise ValueError(f"{len(out)} bytes where {size} were declared")
     except (zstandard.ZstdError, ValueError) as error:
-        raise Damaged(f"a record of pack {pack} can't be decompressed ({error})", hint=_FSCK) from (
-            error
-        )
+        raise DamagedRecord(pack, f"can't be decompressed ({error})") from error
     return out
 
 

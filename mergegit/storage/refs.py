@@ -13,7 +13,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import quote
 
 from mergegit.errors import Damaged, InvalidName, RefConflict, UnknownRef
 from mergegit.objects import ID_BYTES, CommitId
@@ -23,6 +22,7 @@ Space = Literal["heads", "tags"]
 SPACES: Final[tuple[Space, ...]] = ("heads", "tags")
 _WORD: Final = {"heads": "branch", "tags": "tag"}
 _MAX_NAME: Final = 200
+_MAX_FILE_NAME: Final = 255
 _FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f\ud800-\udfff~^:?*\[\\@{}]|\.\.|//|/\.|\.lock(/|$)")
 
 
@@ -61,19 +61,27 @@ def check_name(name: str, space: Space = "heads") -> str:
             f"{name!r} can't be the name of a {_WORD[space]}: it could be taken for a commit's id",
             hint="add a letter or a sign that is no hexadecimal digit",
         )
-    good = (
-        not _FORBIDDEN.search(name)
-        and 0 < len(name.encode()) <= _MAX_NAME
-        and not name.startswith(("/", "-", "."))
-        and not name.endswith(("/", "."))
-        and name != "HEAD"
-    )
-    if not good:
+    if not _is_name(name):
         raise InvalidName(
             f"{name!r} can't be the name of a {_WORD[space]}",
             hint="use letters, digits, '-', '_', '.' and '/', as for Git's branches",
         )
     return name
+
+
+def _is_name(name: str) -> bool:
+    return (
+        not _FORBIDDEN.search(name)
+        and 0 < len(name.encode()) <= _MAX_NAME
+        and len(_log_name(name).encode()) <= _MAX_FILE_NAME
+        and not name.startswith(("/", "-", "."))
+        and not name.endswith(("/", "."))
+        and name != "HEAD"
+    )
+
+
+def _log_name(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F") + ".log"
 
 
 class Refs:
@@ -83,6 +91,9 @@ class Refs:
         self._location = location
 
     def read(self, space: Space, name: str) -> CommitId | None:
+        """Where a ref stands; None where there is none. Raises ``Damaged``."""
+        if not _is_name(name):
+            return None
         path = self._path(space, name)
         try:
             text = path.read_text("ascii").strip()
@@ -98,26 +109,28 @@ class Refs:
             )
         return CommitId(commit)
 
-    def all(self, space: Space) -> dict[str, CommitId]:
-        """All refs of a space, by name in order."""
+    def names(self, space: Space) -> list[str]:
+        """The names of a space's refs, in order."""
         root = self._location.refs / space
-        found = {}
-        for directory, _, files in os.walk(root):
-            for file in files:
-                if file.startswith("."):
-                    continue
-                name = Path(directory, file).relative_to(root).as_posix()
-                commit = self.read(space, name)
-                if commit is not None:
-                    found[name] = commit
-        return dict(sorted(found.items()))
+        return sorted(
+            Path(directory, file).relative_to(root).as_posix()
+            for directory, _, files in os.walk(root)
+            for file in files
+            if not file.startswith(".")
+        )
+
+    def all(self, space: Space) -> dict[str, CommitId]:
+        """All refs of a space, by name in order. Raises ``Damaged``."""
+        found = ((name, self.read(space, name)) for name in self.names(space))
+        return {name: commit for name, commit in found if commit is not None}
 
     def log(self, space: Space, name: str) -> list[LogEntry]:
         """Where a ref stood, newest first."""
         try:
-            lines = self._log_path(space, name).read_text("utf-8").splitlines()
+            text = self._log_path(space, name).read_text("utf-8", "replace")
         except FileNotFoundError:
             return []
+        lines = text.removesuffix("\n").split("\n")
         return [_parse_log_line(line) for line in reversed(lines)]
 
     def update(self, update: RefUpdate) -> None:
@@ -201,7 +214,7 @@ class Refs:
         return self._location.refs / space / name
 
     def _log_path(self, space: Space, name: str) -> Path:
-        return self._location.logs / space / f"{quote(name, safe='')}.log"
+        return self._location.logs / space / _log_name(name)
 
     def require(self, space: Space, name: str) -> CommitId:
         """Where a ref stands. Raises ``UnknownRef``."""

@@ -25,7 +25,7 @@ from mergegit.objects import (
     Tensor,
     TensorId,
 )
-from mergegit.storage.catalog import Catalog, PackFile, StoredForm
+from mergegit.storage.catalog import Catalog, PackFile, Place, StoredForm
 from mergegit.storage.location import Location, sync_directory
 from mergegit.storage.pack import (
     NO_ID,
@@ -37,7 +37,7 @@ from mergegit.storage.pack import (
     Segment,
     checksum,
 )
-from mergegit.storage.reader import ByteCount, PackReader, compress
+from mergegit.storage.reader import ByteCount, DamagedRecord, PackReader, compress
 from mergegit.storage.refs import Refs, RefUpdate
 from mergegit.storage.workspace import Workspace
 
@@ -155,7 +155,10 @@ class Store:
         """The raw bytes of a block from one of its forms; ``base`` are its base block's bytes,
         which are read where they are not given."""
         if form.encoding is Encoding.RAW:
-            data = self.reader.read_decompressed(form.places[0], count)
+            try:
+                data = self.reader.read_decompressed(form.places[0], count)
+            except DamagedRecord as error:
+                raise DamagedBlock(block, error.pack) from error
         else:
             known = base if base is not None else self.read_block(BlockId(form.base), count)
             data = self._decode_delta(block, form, known, count)
@@ -184,12 +187,14 @@ class Store:
         layers: int,
         base: BlockId,
         base_data: bytes,
+        threshold: float,
         count: ByteCount | None = None,
     ) -> tuple[bytes | memoryview, bool]:
         """A block as far as ``layers`` of those that ``layer_costs`` lists tell.
 
         Returns its raw bytes and false, or, where layers are left out, its float32 deltas from the
-        base block and true.
+        base block and true; with a ``threshold`` at which they are to be trimmed, what
+        ``delta.decode_planes`` knows of the trimmed ones.
         """
         form = _nearest(self.forms([block])[block], base)
         if form.encoding is Encoding.RAW or form.base != base:
@@ -198,10 +203,10 @@ class Store:
             return self.read_form(block, form, count, base_data), False
         from mergegit.storage import delta
 
-        planes = [self.reader.read_checked(place, count) for place in form.places[:layers]]
+        planes = self._read_segments(block, form.places[:layers], count)
         elements = len(base_data) * 8 // BY_CODE[form.dtype].bits
         try:
-            return delta.decode_planes(planes, elements).data.cast("B"), True
+            return delta.decode_planes(planes, elements, threshold).data.cast("B"), True
         except ValueError as error:
             raise DamagedBlock(block, self.reader.pack_name(form.places[0])) from error
 
@@ -210,11 +215,23 @@ class Store:
     ) -> bytes:
         from mergegit.storage import delta
 
-        *planes, residual = (self.reader.read_decompressed(place, count) for place in form.places)
+        *planes, residual = self._read_segments(block, form.places, count)
         try:
             return delta.decode(planes, residual, base, BY_CODE[form.dtype].name)
         except ValueError as error:
             raise DamagedBlock(block, self.reader.pack_name(form.places[0])) from error
+
+    def _read_segments(
+        self, block: BlockId, places: Sequence[Place], count: ByteCount | None
+    ) -> list[bytes]:
+        """Layers of a block, each checked by its own checksum.
+
+        The block's id does not vouch for all of them: decoding uses the means of the last plane.
+        """
+        try:
+            return [self.reader.read_checked(place, count) for place in places]
+        except DamagedRecord as error:
+            raise DamagedBlock(block, error.pack) from error
 
     def read_statistics(self, tensor: TensorId, base: bytes) -> bytes | None:
         """The payload of the statistics of a tensor against a base tensor, if they were taken."""
@@ -394,7 +411,9 @@ class Transaction:
 
     def write_statistics(self, tensor: TensorId, base: bytes, payload: bytes) -> None:
         """Store statistics of a tensor against a base tensor, if there are none yet."""
-        if self._store.catalog.statistics(tensor, base) is None:
+        pair = tensor + base
+        if pair not in self._new_objects and self._store.catalog.statistics(tensor, base) is None:
+            self._new_objects.add(pair)
             self._append_object(Kind.STATISTICS, tensor, payload, base)
 
     def copy_record(self, header: Header, payload: bytes) -> None:
