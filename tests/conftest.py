@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from mergegit import Repository
-from tests.families import Family, make_family
+from tests.families import Family, make_family, make_tiny_family
 
 
 @pytest.fixture(scope="session")
 def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     """A base and three bf16 experts, sharded, with every kind of file beside the weights."""
     return make_family(tmp_path_factory.mktemp("family"))
+
+
+@pytest.fixture(scope="session")
+def tiny_family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    """A base and three experts of a few hundred weights each."""
+    return make_tiny_family(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

@@ -97,3 +97,32 @@ def make_family(root: Path) -> Family:
     base = base_tensors()
     experts = tuple(save_checkpoint(root / name, expert_tensors(base, name)) for name in EXPERTS)
     return Family(save_checkpoint(root / "base", base), experts)
+
+
+TINY_SHAPES: dict[str, tuple[int, ...]] = {
+    "model.embed_tokens.weight": (24, 8),
+    "model.layers.0.mlp.up_proj.weight": (40, 8),
+    "model.norm.weight": (8,),
+}
+"""For tests that need many checkpoints, and care little what is in them."""
+
+
+def tiny_checkpoint(path: Path, seed: int = 0, *, moved: int | None = None) -> Path:
+    """A checkpoint of a few hundred weights in one file. ``moved`` makes it an expert of ``seed``:
+    one of the tensors, by turns, stays the base's."""
+    tensors = {}
+    for place, (name, shape) in enumerate(TINY_SHAPES.items()):
+        tensors[name] = torch.randn(shape, generator=generator(seed, name)) * 0.02
+        if moved is not None and place != moved % len(TINY_SHAPES):
+            noise = torch.randn(shape, generator=generator(seed, moved, name))
+            tensors[name] = tensors[name] + noise * 1e-2
+    save_checkpoint(path, tensors, shards=1)
+    config = {"model_type": "llama", "num_hidden_layers": 1, "vocab_size": 24}
+    (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+    return path
+
+
+def make_tiny_family(root: Path) -> Family:
+    """A tiny base and three experts."""
+    experts = tuple(tiny_checkpoint(root / name, moved=place) for place, name in enumerate(EXPERTS))
+    return Family(tiny_checkpoint(root / "base"), experts)

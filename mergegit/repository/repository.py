@@ -34,6 +34,7 @@ from mergegit.repository.reports import (
 from mergegit.storage.location import Location, create, discover
 from mergegit.storage.refs import SPACES, LogEntry, RefUpdate, Space, check_name
 from mergegit.storage.store import DamagedBlock, Store
+from mergegit.storage.workspace import sweep
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,8 @@ class Repository:
 
         with Repository.open("models") as repository:
             repository.add("llama-math")
-            report = repository.merge(["llama-math", "llama-code"], budget="10%")
+            recipe = repository.recipe(["llama-math", "llama-code"])
+            report = repository.merge(repository.plan(recipe, budget="10%"))
             repository.checkout(report.branch, "merged")
     """
 
@@ -217,8 +219,10 @@ class Repository:
 
     def rename_branch(self, old: str, new: str) -> CommitId:
         commit = self.store.refs.require("heads", old)
-        self.store.refs.update(self._ref_update("heads", new, None, commit, f"rename from {old}"))
-        self.store.refs.update(self._ref_update("heads", old, commit, None, f"rename to {new}"))
+        self.store.refs.rename(
+            self._ref_update("heads", old, commit, None, f"rename to {new}"),
+            self._ref_update("heads", new, None, commit, f"rename from {old}"),
+        )
         return commit
 
     def _create_ref(self, space: Space, name: str, ref: str) -> CommitId:
@@ -543,6 +547,7 @@ class Repository:
         parents = (recipe.base, *(expert.commit for expert in recipe.experts))
         name, tip = self._merge_branch(branch, recipe, plan.id, parents)
         if tip is not None and self._is_this_merge(tip, plan.id, parents):
+            sweep(self.store.location)  # where a killed run had no more than that left to do
             return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
         inputs = planning.gather(self.store, recipe)
         experts, base = ByteCount(), ByteCount()
@@ -648,6 +653,7 @@ class Repository:
         from mergegit.repository.repacking import repack_manifest
 
         started = time.perf_counter()
+        sweep(self.store.location)  # where a killed run had no more than that left to do
         commits = [self.resolve(ref) for ref in refs] or [commit_id for commit_id, _ in self.log()]
         chosen = self.resolve(base) if base else None
         blocks = before = after = 0

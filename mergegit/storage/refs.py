@@ -130,16 +130,32 @@ class Refs:
             text = self._log_path(space, name).read_text("utf-8", "replace")
         except FileNotFoundError:
             return []
-        lines = text.removesuffix("\n").split("\n")
+        *lines, _torn = text.split("\n")
         return [_parse_log_line(line) for line in reversed(lines)]
 
     def update(self, update: RefUpdate) -> None:
         """Move a ref, if it is still where ``update.old`` says. Raises ``RefConflict``."""
         check_name(update.name, update.space)
         with locked(self._location.lock_file):
+            self._check_current(update)
             self._apply(update)
 
-    def _apply(self, update: RefUpdate) -> None:
+    def rename(self, away: RefUpdate, here: RefUpdate) -> None:
+        """Delete the ref ``away`` and make the ref ``here``, at once. Raises ``RefConflict``."""
+        check_name(here.name, here.space)
+        with locked(self._location.lock_file):
+            self._check_current(away)
+            self._check_current(here)
+            old, new = (self._path(update.space, update.name) for update in (away, here))
+            self._make_room(here)
+            self._append_log(away)
+            self._append_log(here)
+            os.rename(old, new)
+            sync_directory(new.parent)
+            sync_directory(old.parent)
+            self._drop_empty_parents(old)
+
+    def _check_current(self, update: RefUpdate) -> None:
         word = _WORD[update.space]
         current = self.read(update.space, update.name)
         if current != update.old:
@@ -152,6 +168,8 @@ class Refs:
                 f"{word} {update.name} was moved by another command meanwhile",
                 hint="run the command again; nothing of the other one is lost",
             )
+
+    def _apply(self, update: RefUpdate) -> None:
         path = self._path(update.space, update.name)
         if update.new is None:
             self._append_log(update)
@@ -160,11 +178,8 @@ class Refs:
             self._drop_empty_parents(path)
             return
         if update.old is None:
-            self._check_room(update)
-            self._make_directory(path.parent)
+            self._make_room(update)
         self._append_log(update)
-        if path.is_dir():
-            shutil.rmtree(path)  # a killed command left it; no ref lies below
         write_durably(path, f"{update.new.hex()}\n".encode(), self._location.temporary / "ref")
 
     def _make_directory(self, path: Path) -> None:
@@ -174,14 +189,18 @@ class Refs:
             path.mkdir()
             sync_directory(path.parent)
 
-    def _check_room(self, update: RefUpdate) -> None:
-        """A name can't be a directory of other names as well."""
+    def _make_room(self, update: RefUpdate) -> None:
+        """Prepare the place of a new ref. A name can't be a directory of other names as well."""
         for name in self.all(update.space):
             if name.startswith(update.name + "/") or update.name.startswith(name + "/"):
                 raise RefConflict(
                     f"{_WORD[update.space]} {update.name} can't stand beside {name}",
                     hint="choose a name that is not the beginning of another before a '/'",
                 )
+        path = self._path(update.space, update.name)
+        self._make_directory(path.parent)
+        if path.is_dir():
+            shutil.rmtree(path)  # a killed command left it; no ref lies below
 
     def _append_log(self, update: RefUpdate) -> None:
         old, new = (_hex_or_zero(commit) for commit in (update.old, update.new))
@@ -192,13 +211,13 @@ class Refs:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":
-                line = b"\n" + line
+            is_new = not _drop_torn_line(fd)
             os.write(fd, line)
             os.fsync(fd)
         finally:
             os.close(fd)
+        if is_new:
+            sync_directory(path.parent)
 
     def _drop_empty_parents(self, path: Path) -> None:
         root = self._location.refs
@@ -229,6 +248,21 @@ class Refs:
 
 def _hex_or_zero(commit: CommitId | None) -> str:
     return commit.hex() if commit else "0" * (2 * ID_BYTES)
+
+
+def _drop_torn_line(fd: int) -> int:
+    """Cut off what a killed process left of a log's last line; returns the log's length."""
+    size = end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - 4096)
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        if at >= 0:
+            end = start + at + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(fd, end)
+    return end
 
 
 def _parse_log_line(line: str) -> LogEntry:

@@ -1,0 +1,84 @@
+"""Memory stays bounded whatever the size of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checkpoint.handmade import entry, file_bytes
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+
+SCRIPT = """
+import resource, sys
+from mergegit import Repository
+with Repository.init(sys.argv[1]) as repository:
+    for verb, *arguments in (line.split() for line in sys.argv[2:]):
+        getattr(repository, verb)(*arguments)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def peak(repository: Path, *verbs: str) -> int:
+    """The peak memory, in MiB, of a process that performs verbs."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, repository, *verbs],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
+    return int(done.stdout)
+
+
+def sparse_checkpoint(path: Path, nbytes: int) -> Path:
+    """One bf16 tensor of zeros that takes next to nothing on disk."""
+    header = {"w": entry("BF16", [nbytes // 2], 0, nbytes)}
+    data = file_bytes(header)
+    path.write_bytes(data)
+    os.truncate(path, len(data) + nbytes)
+    return path
+
+
+def noise_checkpoint(path: Path, nbytes: int, seed: int = 0, step: int = 0) -> Path:
+    """One bf16 tensor of small random weights; ``step`` moves some of their bits."""
+    with open(path, "wb") as file:
+        file.write(file_bytes({"w": entry("BF16", [nbytes // 2], 0, nbytes)}))
+        rng = np.random.default_rng(seed)
+        for _ in range(nbytes // MIB):
+            weights = rng.normal(0, 0.02, MIB // 2).astype(np.float32)
+            bits = (weights.view(np.uint32) >> 16).astype(np.uint16)
+            file.write((bits + rng.integers(0, step + 1, bits.size, np.uint16)).tobytes())
+    return path
+
+
+def test_a_big_sparse_file_takes_no_more_than_its_blocks(tmp_path: Path) -> None:
+    path = sparse_checkpoint(tmp_path / "zeros.safetensors", 1500 * MIB)
+    assert peak(tmp_path / "repository", f"add {path}") < 500
+
+
+def test_four_times_the_bytes_take_no_more_memory(tmp_path: Path) -> None:
+    peaks = []
+    for size in (80, 320):
+        base = noise_checkpoint(tmp_path / f"base{size}.safetensors", size * MIB)
+        expert = noise_checkpoint(tmp_path / f"expert{size}.safetensors", size * MIB, step=3)
+        out = tmp_path / f"out{size}"
+        peaks.append(
+            peak(
+                tmp_path / f"repository{size}",
+                f"add {base}",
+                f"add {expert}",
+                f"checkout expert{size} {out}",
+                "fsck",
+            )
+        )
+        assert (out / expert.name).read_bytes() == expert.read_bytes()
+    assert peaks[1] < peaks[0] + 100
+    assert peaks[1] < 500
