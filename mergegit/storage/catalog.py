@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,22 +88,59 @@ class PackFile:
     length: int
 
 
+class _Environments:
+    """The LMDB environments that this process has open, each with its number of users.
+
+    LMDB allows an environment to be open once in a process; repositories may be open any number
+    of times. What a fork inherits does not count: a child opens its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, str], tuple[lmdb.Environment, int]] = {}
+
+    def open(self, path: Path, read_only: bool) -> lmdb.Environment:
+        with self._lock:
+            key = (os.getpid(), os.path.realpath(path))
+            known = self._open.get(key)
+            if known is None:
+                environment = lmdb.open(
+                    os.fspath(path),
+                    map_size=MAP_BYTES,
+                    max_dbs=8,
+                    max_readers=512,
+                    readonly=read_only,
+                    create=not read_only,
+                    lock=True,
+                )
+                known = environment, 0
+            self._open[key] = known[0], known[1] + 1
+            return known[0]
+
+    def close(self, path: Path) -> None:
+        with self._lock:
+            key = (os.getpid(), os.path.realpath(path))
+            known = self._open.pop(key, None)
+            if known is None:
+                return
+            if known[1] > 1:
+                self._open[key] = known[0], known[1] - 1
+            else:
+                known[0].close()
+
+
+_environments = _Environments()
+
+
 class Catalog:
     """The open index of one repository."""
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._pid = os.getpid()
         self._path = path
+        self._closed = False
         with self._explain_errors():
-            self._env = lmdb.open(
-                os.fspath(path),
-                map_size=MAP_BYTES,
-                max_dbs=8,
-                max_readers=512,
-                readonly=read_only,
-                create=not read_only,
-                lock=True,
-            )
+            self._env = _environments.open(path, read_only)
             if not read_only:
                 self._env.reader_check()
                 self._fill_up()
@@ -117,7 +155,9 @@ class Catalog:
             ) = (self._env.open_db(name, create=not read_only) for name in names)
 
     def close(self) -> None:
-        self._env.close()
+        if not self._closed:
+            self._closed = True
+            _environments.close(self._path)
 
     def _fill_up(self) -> None:
         """Make the file as long as its map says, so that what was cut off reads as damaged.

@@ -424,3 +424,14 @@ def test_a_store_reads_on_from_a_catalog_made_again(store: Store, location: Loca
         assert {base for _, base in again.catalog.all_statistics()} == {an_id(n) for n in (1, 2, 3)}
         for tensor, base in again.catalog.all_statistics():
             assert again.read_statistics(TensorId(tensor), base)
+
+
+def test_one_catalog_can_be_open_twice_in_a_process(tmp_path: Path) -> None:
+    first = Catalog(tmp_path / "catalog")
+    second = Catalog(tmp_path / "catalog")
+    first.close()
+    assert second.counts()["packs"] == 0
+    second.close()
+    third = Catalog(tmp_path / "catalog")
+    assert third.counts()["packs"] == 0
+    third.close()
