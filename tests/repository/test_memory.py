@@ -12,17 +12,22 @@ import pytest
 
 from tests.checkpoint.handmade import entry, file_bytes
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
+]
 
 MIB = 1 << 20
 
+# Linux counts a process's own peak as VmHWM; what getrusage tells has that of its parent in it.
 SCRIPT = """
-import resource, sys
+import sys
 from mergegit import Repository
 with Repository.init(sys.argv[1]) as repository:
     for verb, *arguments in (line.split() for line in sys.argv[2:]):
         getattr(repository, verb)(*arguments)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+with open("/proc/self/status") as status:
+    print(next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM")))
 """
 
 
@@ -61,7 +66,7 @@ def noise_checkpoint(path: Path, nbytes: int, seed: int = 0, step: int = 0) -> P
 
 def test_a_big_sparse_file_takes_no_more_than_its_blocks(tmp_path: Path) -> None:
     path = sparse_checkpoint(tmp_path / "zeros.safetensors", 1500 * MIB)
-    assert peak(tmp_path / "repository", f"add {path}") < 500
+    assert peak(tmp_path / "repository", f"add {path}") < 350
 
 
 def test_four_times_the_bytes_take_no_more_memory(tmp_path: Path) -> None:
@@ -80,5 +85,5 @@ def test_four_times_the_bytes_take_no_more_memory(tmp_path: Path) -> None:
             )
         )
         assert (out / expert.name).read_bytes() == expert.read_bytes()
-    assert peaks[1] < peaks[0] + 100
-    assert peaks[1] < 500
+    assert peaks[1] < peaks[0] + 40
+    assert peaks[1] < 350
