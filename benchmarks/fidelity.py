@@ -11,13 +11,15 @@ so that the rounding of the result does not hide it.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from blake3 import blake3
 
@@ -30,19 +32,26 @@ from mergegit.repository.repository import plan_report
 BUDGETS: Final = (1, 2, 5, 10, 20, 25, 50)
 RECIPES: Final[dict[str, tuple[str, Mapping[str, float | bool]]]] = {
     "linear": ("linear", {}),
-    "task_arithmetic": ("task_arithmetic", {"weight": 0.5}),
+    "task_arithmetic": ("task_arithmetic", {"weight": 0.4}),
     "ties 0.2": ("ties", {"density": 0.2}),
     "ties 0.5": ("ties", {"density": 0.5}),
-    "dare_linear 0.5": ("dare_linear", {"density": 0.5, "weight": 0.5}),
+    "dare_linear 0.5": ("dare_linear", {"density": 0.5, "weight": 0.4}),
     "dare_ties 0.5": ("dare_ties", {"density": 0.5}),
 }
 
-Choice = npt.NDArray[np.uint8]
+QUALITY: Final = "task_arithmetic"
+"""The recipe whose merged models' loss is measured."""
+
+Choose = Callable[[Planner, int], Plan]
 State = dict[str, torch.Tensor]
 
 
-def run(family: Path | None) -> list[dict[str, object]]:
-    """Measure and print; returns a row per recipe, planner and budget."""
+def run(family: Path | None) -> dict[str, list[dict[str, object]]]:
+    """Measure and print; returns a row per recipe, planner and budget.
+
+    Where the family has held-out text beside it, as examples/make_family.py writes it, the loss of
+    merged models is measured as well.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         root = family or families.make(Path(scratch) / "family")
         names = sorted(path.name for path in root.iterdir() if (path / "config.json").exists())
@@ -54,7 +63,36 @@ def run(family: Path | None) -> list[dict[str, object]]:
             rows = []
             for title in RECIPES:
                 rows += _measure(title, delta, raw, experts)
-        return rows
+            losses = []
+            if (root / "heldout").is_dir():
+                losses = _losses(Path(scratch), root, delta, raw, experts)
+        return {"errors": rows, "losses": losses}
+
+
+def _losses(
+    scratch: Path, family: Path, delta: Repository, raw: Repository, experts: list[str]
+) -> list[dict[str, object]]:
+    """Mean held-out loss of merged models, by planner and budget."""
+    folders = {("base", 0): family / "base"}
+    for name, (repository, planner, choose) in _planners(QUALITY, delta, raw, experts).items():
+        for percent in (*BUDGETS, 100) if name == "ours" else BUDGETS:
+            plan = choose(planner, planner.problem.raw_bytes * percent // 100)
+            report = repository.merge(plan_report(plan), encoding="raw")
+            folders[name, percent] = scratch / f"{name}-{percent}"
+            repository.checkout(report.branch, folders[name, percent])
+            repository.delete_branch(report.branch)
+    script = Path(__file__).parents[1] / "examples" / "evaluate.py"
+    command = [sys.executable, str(script), *map(str, folders.values()), "--json"]
+    command += ["--heldout", str(family / "heldout")]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    losses = json.loads(done.stdout)
+    rows = []
+    print(f"\n{QUALITY}: mean held-out loss by budget (nats per token)")
+    for (name, percent), folder in folders.items():
+        by_kind = losses[str(folder)]
+        rows.append({"planner": name, "budget_percent": percent, **by_kind})
+        print(f"  {name:8}{percent:>5}%{by_kind['mean']:9.3f}")
+    return rows
 
 
 def _repository(path: Path, family: Path, experts: list[str], encoding: str) -> Repository:
@@ -64,22 +102,32 @@ def _repository(path: Path, family: Path, experts: list[str], encoding: str) -> 
     return repository
 
 
+def _planners(
+    title: str, delta: Repository, raw: Repository, experts: list[str], dtype: str | None = None
+) -> dict[str, tuple[Repository, Planner, Choose]]:
+    """The four planners of a recipe, each with its repository and its way of choosing."""
+    method, parameters = RECIPES[title]
+    return {
+        name: (
+            repository,
+            repository.planner(
+                repository.recipe(experts, method=method, parameters=parameters, dtype=dtype)
+            ),
+            choose,
+        )
+        for name, repository, choose in (
+            ("hash", raw, by_hash),
+            ("energy", raw, Planner.plan),
+            ("equal", delta, equal_layers),
+            ("ours", delta, Planner.plan),
+        )
+    }
+
+
 def _measure(
     title: str, delta: Repository, raw: Repository, experts: list[str]
 ) -> list[dict[str, object]]:
-    method, parameters = RECIPES[title]
-    planners: dict[str, tuple[Repository, Planner, Callable[[Planner, int], Plan]]] = {}
-    recipes = {
-        repository: repository.recipe(experts, method=method, parameters=parameters, dtype="F32")
-        for repository in (delta, raw)
-    }
-    for name, repository, choose in (
-        ("hash", raw, by_hash),
-        ("energy", raw, Planner.plan),
-        ("equal", delta, equal_layers),
-        ("ours", delta, Planner.plan),
-    ):
-        planners[name] = (repository, repository.planner(recipes[repository]), choose)
+    planners = _planners(title, delta, raw, experts, "F32")
     base = {name: tensor.float() for name, tensor in delta.load("base").items()}
     full = _merge(delta, planners["ours"][1].plan(None))
     norm = _distance(full, base)

@@ -7,6 +7,7 @@
     ├── AmbiguousRef           a prefix that several objects share
     ├── InvalidName            a branch, tag or path that may not be called so
     ├── RefConflict            a ref moved meanwhile, exists already, or would not move forward
+    ├── Busy                   another command is at work that this one would disturb
     ├── BadCheckpoint          a checkpoint on disk that can't be read as one
     ├── Mismatch               models that can't be merged as they are
     ├── BadRecipe              an unknown method, parameter or value in what was asked
@@ -61,6 +62,10 @@ class InvalidName(MergegitError):
 
 class RefConflict(MergegitError):
     """A ref that is not where the command expected it, or may not go where it was sent."""
+
+
+class Busy(MergegitError):
+    """Another command is at work that this one would disturb."""
 
 
 class BadCheckpoint(MergegitError):

@@ -1,9 +1,8 @@
 """A small real model family: its text, its tokenizer, its network and its training.
 
-The modules know nothing of one another's files: `text` finds text, `tokenizer` turns text into
-tokens, `model` turns tokens into predictions, `training` fits and measures a model, and
-`checkpoint` reads and writes all of it as Hugging Face directories. The scripts beside this
-package join them.
+`text` finds text, `tokenizer` turns it into tokens, `model` turns tokens into predictions,
+`training` fits and measures a model, and `checkpoint` reads and writes models as Hugging Face
+directories. The scripts beside this package join them.
 """
 
 import os

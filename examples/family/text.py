@@ -31,16 +31,16 @@ MIN_DOCSTRING_CHARACTERS = 200
 """Shorter docstrings are mostly one line in the imperative, not prose."""
 
 SKIPPED_FOLDERS = {
-    "__pycache__",
-    "encodings",  # tables of code points
-    "lib2to3",  # some installations leave it out, as they do the next three
-    "idlelib",
-    "site-packages",
     "dist-packages",
+    "encodings",  # tables of code points
+    "idlelib",  # some installations leave it out, as they do the next one and the tests
+    "lib2to3",
+    "pydoc_data",  # read as prose
+    "site-packages",
     "test",
     "tests",
-    "pydoc_data",  # read as prose
 }
+"""Folders of Python files that are of another kind, or not on every machine."""
 
 CPP_FOLDERS = ("ATen/core", "ATen/native", "c10", "pybind11", "torch/csrc")
 """Headers written by hand; most others are generated from templates and repeat themselves."""

@@ -70,7 +70,7 @@ def new_directory(target: Path) -> Iterator[Path]:
         _sweep(target)
         temporary = parent / f".{target.name}.{secrets.token_hex(4)}.mergegit"
         temporary.mkdir()
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+    except (PermissionError, NotADirectoryError, FileExistsError, FileNotFoundError) as error:
         raise BadTarget(
             f"can't write beside {target} ({os.strerror(error.errno or 0)})",
             hint="choose a directory that you may write to",

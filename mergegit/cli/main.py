@@ -14,7 +14,7 @@ import click
 
 from mergegit._version import VERSION
 from mergegit.cli.text import printable
-from mergegit.errors import MergegitError
+from mergegit.errors import MergegitError, NotARepository
 
 _GROUPS: Final = {
     "Begin": {"init": "make a repository"},
@@ -147,6 +147,12 @@ def cli(ctx: click.Context) -> None:
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise NotARepository(
+            "the working directory is not there any more", hint="go to one that is"
+        ) from error
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)

@@ -28,7 +28,12 @@ def _assignments(
     _ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> list[tuple[str, float | bool]]:
     """``KEY=VALUE`` or ``EXPERT.KEY=VALUE``, the value a number, true or false."""
-    return [_assignment(value, param) for value in values]
+    assignments = [_assignment(value, param) for value in values]
+    keys = [key for key, _ in assignments]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise click.BadParameter(f"{key} is given more than once", param=param)
+    return assignments
 
 
 def _assignment(value: str, param: click.Parameter) -> tuple[str, float | bool]:

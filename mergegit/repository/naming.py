@@ -90,7 +90,7 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
         return "the repository is empty; begin with `mergegit add CHECKPOINT`"
     close = difflib.get_close_matches(name, names, n=3)
     if close:
-        return f"did you mean {' or '.join(close)}?"
+        return f"did you mean {' or '.join(sorted(close))}?"
     return f"there are {', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
 
 

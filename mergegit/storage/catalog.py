@@ -272,6 +272,12 @@ class Catalog:
             for key, value in txn.cursor(self._objects):
                 yield bytes(key), _unpack_place(_bytes(value))
 
+    def statistics_places(self) -> Iterator[tuple[bytes, bytes, Place]]:
+        """The place of every statistics: tensor, base tensor, place."""
+        with self._read() as txn:
+            for key, value in txn.cursor(self._statistics):
+                yield bytes(key[:ID_BYTES]), bytes(key[ID_BYTES:]), _unpack_place(_bytes(value))
+
     def all_statistics(self) -> Iterator[tuple[bytes, bytes]]:
         """Every pair of a tensor and a base tensor that statistics were taken of."""
         with self._read() as txn:
@@ -324,8 +330,11 @@ class Catalog:
                 self._drop_pack(txn, number, headers)
 
     def _drop_pack(self, txn: lmdb.Transaction, number: int, headers: Iterable[Header]) -> None:
-        """Forget a pack of blocks and every form that has a layer in it."""
+        """Forget a pack: what lies in it, and every form that has a layer in it."""
         for header in headers:
+            if header.kind is not Kind.SEGMENT:
+                self._drop_place(txn, number, header)
+                continue
             value = txn.get(header.key, db=self._blocks)
             if value is None:
                 continue
@@ -343,6 +352,15 @@ class Catalog:
         if known is not None:
             txn.delete(_pack_file(_bytes(known)).name.encode(), db=self._numbers)
             txn.delete(key, db=self._packs)
+
+    def _drop_place(self, txn: lmdb.Transaction, number: int, header: Header) -> None:
+        """Forget an object or statistics, if they have no place in another pack."""
+        is_object = header.kind is Kind.OBJECT
+        key = header.key if is_object else header.key + header.base
+        table = self._objects if is_object else self._statistics
+        value = txn.get(key, db=table)
+        if value is not None and _unpack_place(_bytes(value)).pack == number:
+            txn.delete(key, db=table)
 
     def _enter_pack(self, txn: lmdb.Transaction, pack: PackFile) -> int:
         """The number of a pack: its own where it is known, else one that no pack ever had.

@@ -40,6 +40,10 @@ class Location:
         return self.root / "packs"
 
     @property
+    def trash(self) -> Path:
+        return self.root / "trash"
+
+    @property
     def refs(self) -> Path:
         return self.root / "refs"
 
@@ -58,6 +62,10 @@ class Location:
     @property
     def lock_file(self) -> Path:
         return self.root / "lock"
+
+    @property
+    def lease_file(self) -> Path:
+        return self.root / "lease"
 
 
 def create(directory: Path) -> tuple[Location, bool]:
@@ -82,6 +90,10 @@ def create(directory: Path) -> tuple[Location, bool]:
             version = f"mergegit repository {FORMAT_VERSION}\n"
             write_durably(location.version_file, version.encode(), location.temporary / "format")
         sync_directory(directory)
+    except FileNotFoundError as error:
+        raise UnusableRepository(
+            f"no directory can be made in {directory}", hint="choose another directory"
+        ) from error
     except PermissionError as error:
         raise UnusableRepository(
             f"no permission to make a repository in {directory}",

@@ -27,6 +27,10 @@ class DamagedRecord(Damaged):
         self.pack = pack
 
 
+class PackGone(Damaged):
+    """A pack that is not where the catalog said: it may have been replaced meanwhile."""
+
+
 class ByteCount:
     """Counts bytes where they are read, from any number of threads."""
 
@@ -108,7 +112,7 @@ class PackReader:
                 return pack
             known = self._catalog.pack(number)
             if known is None:
-                raise Damaged(
+                raise PackGone(
                     f"the catalog names pack {number}, which it does not list",
                     hint="run `mergegit fsck --rebuild-catalog`",
                 )
@@ -125,15 +129,22 @@ class _OpenPack:
     def __init__(self, location: Location, name: str) -> None:
         self.name = name
         self.fd = -1
-        try:
-            self.fd = os.open(location.packs / f"{name}.pack", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise Damaged(f"pack {name} is missing from {location.packs}", hint=_FSCK) from error
+        self.fd = _open_file(location, name)
         read_preamble(self.fd, name)
 
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
+
+
+def _open_file(location: Location, name: str) -> int:
+    """Open a pack where it is or, if a `gc` moved it there meanwhile, in the trash."""
+    for directory in (location.packs, location.trash):
+        try:
+            return os.open(directory / f"{name}.pack", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+    raise PackGone(f"pack {name} is missing from {location.packs}", hint=_FSCK)
 
 
 def decompress(data: bytes, size: int, pack: str) -> bytes:

@@ -56,6 +56,23 @@ def sweep(location: Location) -> None:
             os.close(fd)
 
 
+def live_processes(location: Location) -> list[int]:
+    """The processes that hold workspaces."""
+    found = []
+    for lock_path in sorted(location.temporary.glob("*.lock")):
+        try:
+            fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found.append(int(lock_path.name.partition("-")[0]))
+        finally:
+            os.close(fd)
+    return found
+
+
 def _lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 

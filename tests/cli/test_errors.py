@@ -101,6 +101,20 @@ def test_a_file_system_that_will_not_do(
     assert not (nowhere.directory / ".mergegit" / "format").exists()
 
 
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        ["sh", "-c", f"rmdir ../gone && '{sys.executable}' -m mergegit log"],
+        cwd=tmp_path / "gone",
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    result = Result(done.returncode, done.stdout, done.stderr)
+    assert result.failed()[0] == "the working directory is not there any more"
+
+
 def test_a_file_where_the_repository_should_be(nowhere: CommandLine) -> None:
     (nowhere.directory / ".mergegit").touch()
     message, hint = nowhere("init").failed()
@@ -380,6 +394,7 @@ def test_a_bad_recipe(options: list[str], said: str, advice: str, mergegit: Comm
     [
         (["-p", "weight"], "'weight' is not of the form KEY=VALUE"),
         (["-p", "=2"], "'=2' is not of the form KEY=VALUE"),
+        (["-p", "weight=1", "-p", "weight=2"], "weight is given more than once"),
         (["-p", "weight=much"], "weight is 'much', not a number, true or false"),
         (["--dtype", "int8"], "'int8' is not one of float32"),
         (["--seed", "x"], "'x' is not a valid integer"),
@@ -421,7 +436,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if done.returncode != 0:
         pytest.skip("mounting is not allowed here")
     yield path
-    subprocess.run(["umount", path], check=True)
+    unmount(path)
+
+
+def unmount(path: Path) -> None:
+    """Unmount a file system, even one that a command still holds open; that is an error, too."""
+    if subprocess.run(["umount", path], check=False).returncode != 0:
+        subprocess.run(["umount", "--lazy", path], check=True)
+        pytest.fail(f"a file below {path} is still open")
 
 
 def fill(path: Path, leave: int) -> None:
@@ -490,7 +512,7 @@ def read_only(place: Path, tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting is not allowed here")
     subprocess.run(["mount", "-o", "remount,ro,bind", path], check=True)
     yield path
-    subprocess.run(["umount", path], check=True)
+    unmount(path)
 
 
 def test_a_read_only_repository_can_be_read(

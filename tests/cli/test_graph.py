@@ -185,6 +185,19 @@ def test_a_parent_that_is_named_twice_is_drawn_once() -> None:
 """)
 
 
+def test_a_merge_opens_lanes_to_its_right_alone() -> None:
+    history = [("x", ["a"]), ("t", ["m"]), ("a", []), ("m", ["p", "q"]), ("p", []), ("q", [])]
+    assert list(draw_all(history)) == drawing("""
+●
+│ ●
+● │
+  ●
+  ├─╮
+  ● │
+    ●
+""")
+
+
 def test_a_lane_that_fell_free_is_used_again() -> None:
     history = [("x", ["a"]), ("y", ["b"]), ("a", []), ("z", ["b"]), ("b", [])]
     assert list(draw_all(history)) == drawing("""

@@ -598,6 +598,18 @@ def test_blocks_that_two_experts_share_are_read_once(zoo: Repository) -> None:
     assert first.planned_bytes == plan(zoo, ["math"]).plan.planned_bytes
 
 
+@pytest.mark.parametrize("budget", ["15%", None])
+def test_blocks_that_are_shared_but_trimmed_apart_are_planned_as_they_are_read(
+    zoo: Repository, budget: str | None
+) -> None:
+    for density in (0.2, 0.6):
+        report = merge(
+            zoo, ["math", "twin"], method="ties", budget=budget,
+            parameters={"density": 0.2, "twin.density": density},
+        )  # fmt: skip
+        assert report.read_bytes == report.plan.plan.planned_bytes
+
+
 def test_blocks_that_are_the_bases_are_free(zoo: Repository) -> None:
     planned = plan(zoo, ["sparse"]).plan
     (expert,) = planned.experts
