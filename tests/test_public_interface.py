@@ -19,8 +19,8 @@ from tests.families import Family
 
 ERRORS = [
     "NotARepository", "UnusableRepository", "UnknownRef", "AmbiguousRef", "InvalidName",
-    "RefConflict", "BadCheckpoint", "Mismatch", "BadRecipe", "BadBudget", "NoBase", "NotFinite",
-    "BadTarget", "Damaged", "NoSpace",
+    "RefConflict", "Busy", "BadCheckpoint", "Mismatch", "BadRecipe", "BadBudget", "NoBase",
+    "NotFinite", "BadTarget", "Damaged", "NoSpace",
 ]  # fmt: skip
 
 VERBS = {
@@ -35,7 +35,7 @@ VERBS = {
     "log": ["ref"],
     "branches": [],
     "tags": [],
-    "reflog": ["branch"],
+    "reflog": ["ref"],
     "status": [],
     "fsck": ["progress"],
     "rebuild_catalog": ["path"],
@@ -44,6 +44,7 @@ VERBS = {
     "delete_branch": ["name"],
     "delete_tag": ["name"],
     "rename_branch": ["old", "new"],
+    "reset_branch": ["name", "ref"],
     "add": ["checkpoint", "name", "base", "no_base", "message", "encoding", "progress"],
     "recipe": [
         "experts", "base", "method", "parameters", "seed", "dtype", "ignore_extra",
@@ -58,6 +59,7 @@ VERBS = {
     "checkout": ["ref", "directory", "progress"],
     "load": ["ref"],
     "repack": ["refs", "base", "encoding", "progress"],
+    "gc": ["expire", "grace", "dry_run", "wait", "progress"],
 }  # fmt: skip
 
 

@@ -20,7 +20,8 @@ def command(
 ) -> None:
     """List branches, or make branch NAME at REF.
 
-    A deleted branch's commits stay in the repository, under their ids.
+    A deleted branch's commits stay until its log expires and `mergegit gc` collects them, 30 days
+    later by default; until then, its last commit is NAME@{1}.
 
     \b
     Examples:
@@ -28,6 +29,7 @@ def command(
       mergegit branch best llama-math+llama-code
       mergegit branch -m best release
       mergegit branch -d release
+      mergegit branch release 'release@{1}'     bring a deleted branch back
     """
     if delete and move:
         raise click.UsageError("-d and -m exclude each other.")

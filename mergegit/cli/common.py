@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from mergegit.cli.allocator import keep_freed_memory
 from mergegit.cli.text import printable
 from mergegit.errors import MergegitError
 from mergegit.repository import Repository
@@ -23,6 +24,7 @@ def open_repository(
     ctx: click.Context, *, writes: bool = False, threads: int | None = None
 ) -> Repository:
     """The repository of the working directory. Commits and refs need an author, others don't."""
+    keep_freed_memory()
     author = author_of_environment() if writes else "unknown"
     repository = Repository.open(author=author, threads=threads)
     ctx.call_on_close(repository.close)

@@ -30,14 +30,17 @@ _GROUPS: Final = {
     "Look": {
         "log": "show the history",
         "show": "show a commit, plan, manifest or tensor",
+        "reflog": "show where branches and tags stood",
         "status": "show what the repository holds and takes",
     },
     "Name": {
         "branch": "list, make, rename or delete branches",
         "tag": "list, make or delete tags",
+        "reset": "move a branch to any commit",
     },
     "Keep": {
         "fsck": "check every byte of the repository",
+        "gc": "reclaim the space of what nothing needs",
         "repack": "store blocks in another encoding",
         "completion": "print the shell's completion script",
     },

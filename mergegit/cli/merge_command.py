@@ -39,9 +39,10 @@ from mergegit.repository.repository import BlockEncoding
 @click.option(
     "--plan",
     "plan_text",
-    metavar="FILE|REF",
+    metavar="FILE|ID",
     shell_complete=complete_ref,
-    help="Carry out a plan: a file that `plan --save` wrote, or the plan of a merge.",
+    help="Carry out a plan: by the id that `plan` printed, from the file that `plan --save` "
+    "wrote, or the plan of a merge.",
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @encoding_option("delta")
@@ -145,5 +146,5 @@ def _load_plan(repository: Repository, text: str) -> PlanReport:
     except UnknownRef as error:
         raise UnknownRef(
             f"there is no file, plan or merge {text!r}",
-            hint="write a plan to a file with `mergegit plan --save FILE`, or name a merge",
+            hint="give the id that `mergegit plan` printed, or the file of `plan --save`",
         ) from error

@@ -73,7 +73,9 @@ def command(
         if curve:
             reports = repository.plan_curve(recipe, progress=progress)
         else:
-            report = repository.plan(recipe, budget=budget, progress=progress)
+            report = repository.plan(
+                recipe, budget=budget, keep=repository.is_writable, progress=progress
+            )
     if curve:
         if plot:
             _write(plot, _chart(reports).encode())

@@ -34,6 +34,11 @@ _LANES: Final = 8
 _LARGEST_BF16: Final = np.uint16(0x7F7F)
 _BF16: Final = DTYPES["BF16"].code
 
+_SPREAD: Final = np.array(
+    [sum(((byte >> bit) & 1) << (8 * bit) for bit in range(8)) for byte in range(256)], "<u8"
+)
+"""Eight bits as eight bytes."""
+
 _MANTISSA_BITS: Final = {"F64": 52, "F32": 23, "BF16": 7, "F16": 10, "F8_E4M3": 3, "F8_E5M2": 2}
 _UNSIGNED: Final = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -80,11 +85,9 @@ def reconstruct(
     bits: list[npt.NDArray[np.uint8]], means: npt.NDArray[np.uint16], elements: int
 ) -> Floats:
     """The delta as far as ``len(bits)`` planes tell, with the last plane's means; float32."""
-    out = np.empty(elements, np.float32)
-    count = len(bits)
-    padded = [*bits, *([bits[0]] * (PLANES - count))]
     levels = (means.astype(np.uint32) << 16).view(np.float32)
-    _look_up(count, *padded, levels.reshape(group_count(elements), -1), True, elements, out)
+    out = np.empty(elements, np.float32)
+    _look_up(_indices(bits, elements), levels.reshape(group_count(elements), -1), True, out)
     return out
 
 
@@ -108,10 +111,19 @@ def reconstruct_trimmed(
     levels = (means.astype(np.uint32) << 16).view(np.float32).reshape(groups, cells)
     _expect_trimmed(levels, np.float32(threshold), values, kept)
     out = np.empty((2, elements), np.float32)
-    padded = [*bits, *([bits[0]] * (PLANES - count))]
-    _look_up(count, *padded, values, True, elements, out[0])
-    _look_up(count, *padded, kept, False, elements, out[1])
+    indices = _indices(bits, elements)
+    _look_up(indices, values, True, out[0])
+    _look_up(indices, kept, False, out[1])
     return out
+
+
+def _indices(bits: list[npt.NDArray[np.uint8]], elements: int) -> npt.NDArray[np.uint8]:
+    """For each element its cell, as far as the planes tell, times two, and its sign."""
+    words = np.empty(bits[0].size, np.uint64)
+    _interleave(bits[0], 0, True, _SPREAD, words)
+    for plane, shift in zip(bits[1:], range(len(bits) - 1, 0, -1), strict=True):
+        _interleave(plane, shift, False, _SPREAD, words)
+    return words.view(np.uint8)[:elements]
 
 
 def reconstruct_codes(quantised: Quantised) -> Floats:
@@ -333,36 +345,26 @@ def _expect_trimmed(levels: Any, threshold: Any, values: Any, kept: Any) -> None
 
 
 @compiled
-def _look_up(
-    planes: int, bits1: Any, bits2: Any, bits3: Any, bits4: Any, levels: Any, signed: bool, n: int,
-    out: Floats,
-) -> None:  # fmt: skip
-    """Each element's level, by the cell that its bits name, with its sign where ``signed``."""
+def _interleave(bits: Any, shift: int, first: bool, spread: Any, words: Any) -> None:
+    """Put each bit of a plane at place ``shift`` of its element's byte, eight bytes at a time."""
+    for j in range(words.size):
+        word = spread[bits[j]] << np.uint64(shift)
+        words[j] = word if first else words[j] | word
+
+
+@compiled
+def _look_up(indices: Any, levels: Any, signed: bool, out: Floats) -> None:
+    """Each element's level in its group, with its sign where ``signed``."""
     cells = levels.shape[1]
     table = np.empty(2 * CELLS, np.float32)
-    for group in range((n + GROUP - 1) // GROUP):
-        start = group * GROUP
-        stop = min(n, start + GROUP)
+    for group in range(levels.shape[0]):
         for cell in range(cells):
-            # The sign is the lowest bit of the index, so that planes append above it.
             table[2 * cell] = levels[group, cell]
             table[2 * cell + 1] = -levels[group, cell] if signed else levels[group, cell]
-        for j in range(start // 8, (stop + 7) // 8):
-            first, second, third, fourth = bits1[j], bits2[j], bits3[j], bits4[j]
-            for lane in range(min(8, stop - 8 * j)):
-                shift = np.uint8(lane)
-                index = (first >> shift) & 1
-                if planes == 2:
-                    index |= ((second >> shift) & 1) << 1
-                elif planes == 3:
-                    index |= ((second >> shift) & 1) << 2 | ((third >> shift) & 1) << 1
-                elif planes == 4:
-                    index |= (
-                        ((second >> shift) & 1) << 3
-                        | ((third >> shift) & 1) << 2
-                        | ((fourth >> shift) & 1) << 1
-                    )
-                out[8 * j + lane] = table[index]
+        start = group * GROUP
+        own, looked_up = indices[start : start + GROUP], out[start : start + GROUP]
+        for i in range(own.size):
+            looked_up[i] = table[own[i] & np.uint8(15)]
 
 
 @compiled

@@ -7,6 +7,7 @@ never sees a store.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -174,7 +175,19 @@ def _read_rows(
         blocks.append(data)
         codes[row] = DELTA if is_delta else DTYPES[expert.dtype].code
     width = max((len(block) for block in blocks), default=0)
-    rows = np.zeros((used.size, width), np.uint8)
+    rows = _scratch_rows(used.size, width)
     for row, data in enumerate(blocks):
         rows[row, : len(data)] = np.frombuffer(data, np.uint8)
     return rows, codes
+
+
+_scratch = threading.local()
+
+
+def _scratch_rows(count: int, width: int) -> npt.NDArray[np.uint8]:
+    """Room for rows, the same for every block of a thread: new memory costs more than the copy."""
+    size = count * width
+    room: npt.NDArray[np.uint8] | None = getattr(_scratch, "room", None)
+    if room is None or room.size < size:
+        room = _scratch.room = np.empty(size, np.uint8)
+    return room[:size].reshape(count, width)

@@ -32,8 +32,14 @@ class Matching:
     kept: Mapping[str, str]
 
 
-def match(base: Model, experts: Sequence[Model], *, ignore_extra: bool) -> Matching:
-    """Match experts' tensors with the base's by name. Raises ``Mismatch``."""
+def match(
+    base: Model, experts: Sequence[Model], *, ignore_extra: bool, converts: bool = False
+) -> Matching:
+    """Match experts' tensors with the base's by name. Raises ``Mismatch``.
+
+    With ``converts`` the output has another dtype: then tensors that no expert has are merged too,
+    of nothing but the base.
+    """
     kept: dict[str, str] = {}
     merged = []
     for name in sorted(base.tensors):
@@ -51,6 +57,8 @@ def match(base: Model, experts: Sequence[Model], *, ignore_extra: bool) -> Match
             kept[name] = _why_kept(tensor.dtype, differing)
         elif len(lacking) == len(experts):
             kept[name] = "no expert has it: the base's"
+            if converts:
+                merged.append(name)
         else:
             merged.append(name)
             for expert in experts:

@@ -89,7 +89,8 @@ class Method:
 
     ``additive`` is true where the merged delta is a fixed linear combination of the experts'
     deltas, so that errors of reading add up and can be predicted. ``trims`` is true where
-    magnitudes decide what is kept.
+    magnitudes decide what is kept. ``flips`` is how much error turned thresholds and votes add, as
+    measured on even and uneven families (docs/planning.md).
     """
 
     name: str
@@ -99,6 +100,7 @@ class Method:
     coefficients: Callable[[TensorContext], Coefficients]
     additive: bool = False
     trims: bool = False
+    flips: float = 0.0
 
     def parameter(self, name: str) -> Parameter:
         for parameter in self.parameters:
@@ -246,6 +248,7 @@ METHODS: Final[dict[str, Method]] = {
             ),
             _ties,
             trims=True,
+            flips=0.7,
         ),
         Method(
             "dare_linear",
@@ -261,6 +264,7 @@ METHODS: Final[dict[str, Method]] = {
             "DARE, arXiv 2311.03099, with the election of TIES",
             (_WEIGHT, _KEEP, _normalize(False), _LAMBDA, _RESCALE),
             _dare_ties,
+            flips=0.3,
         ),
     )
 }

@@ -45,6 +45,8 @@ class Ladders:
     after 0, 1, ... layers. ``depths`` (N) is the number of layers; zero where the expert
     contributes nothing to the block, which is then free. ``leaders`` (N) is the index of the first
     expert that stores the very same bytes for the block: they are read and paid once.
+    ``base_costs`` (N) are the bytes of other bases that are read beside blocks stored as deltas
+    from those; they count as the base's and not against the budget.
     """
 
     ref: str
@@ -56,6 +58,7 @@ class Ladders:
     remaining: Reals
     depths: npt.NDArray[np.uint8]
     leaders: npt.NDArray[np.int16]
+    base_costs: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Problem:
     even where no expert is read; ``base_bytes`` (N) are the stored bytes of the base's blocks and
     ``write_bytes`` (N) the bytes of the merged ones. ``merged_energy`` is that of the full-read
     merge's delta. ``first_step`` is the number of layers that the first step reads at least.
+    ``flips`` says how much more error small errors make where thresholds and votes come between.
     """
 
     recipe: Mapping[str, Any]
@@ -80,6 +84,7 @@ class Problem:
     merged_energy: float
     additive: bool
     first_step: int = 1
+    flips: float = 0.0
 
     @property
     def raw_bytes(self) -> int:
@@ -252,6 +257,14 @@ class Planner:
             left -= int(steps.cost[take].sum())
             candidates = candidates[usable[count - 1] + 1 :]
 
+    def state_if_possible(
+        self, choice: npt.NDArray[np.uint8], budget_bytes: int | None
+    ) -> Plan | None:
+        """``state``, or None where a block has fewer layers than ``choice`` reads of it."""
+        if any((choice[k] > e.depths).any() for k, e in enumerate(self.problem.experts)):
+            return None
+        return self.state(choice, budget_bytes)
+
     def state(self, choice: npt.NDArray[np.uint8], budget_bytes: int | None) -> Plan:
         """The plan that reads ``choice`` (experts by N): so many layers of each block."""
         problem = self.problem
@@ -259,9 +272,12 @@ class Planner:
         experts = []
         squared = 0.0
         worst = np.zeros(self._blocks)
+        other_bases = 0
         for k, expert in enumerate(problem.experts):
             layers = choice[k]
             paid = np.where(self._leads[k], layers, 0)
+            if expert.base_costs is not None:
+                other_bases += int(expert.base_costs[paid > 0].sum())
             layer_bytes = tuple(
                 int(expert.costs[paid > layer, layer].sum())
                 for layer in range(expert.costs.shape[1])
@@ -297,13 +313,25 @@ class Planner:
             raw_bytes=problem.raw_bytes,
             budget_bytes=budget_bytes,
             planned_bytes=sum(expert.planned_bytes for expert in experts),
-            base_bytes=int(problem.base_bytes[touched].sum()),
+            base_bytes=int(problem.base_bytes[touched].sum()) + other_bases,
             write_bytes=int(problem.write_bytes[touched].sum()),
             merged_norm=round_error(math.sqrt(problem.merged_energy)),
-            predicted_error=_relative(squared, problem.merged_energy),
+            predicted_error=_with_flips(_relative(squared, problem.merged_energy), problem.flips),
             error_bound=bound if problem.additive else None,
             experts=tuple(experts),
         )
+
+
+def _with_flips(error: float, flips: float) -> float:
+    """The error with what thresholds and votes add, where little errors turn them.
+
+    An element near a threshold, or a vote that is nearly even, turns with a probability in
+    proportion to the error, and then the whole element is wrong: the squared error grows by
+    ``flips * error``, as far as elements are left that have not turned.
+    """
+    if not flips or error >= 1.0:
+        return error
+    return round_error(math.sqrt(error * error + flips * error * (1.0 - error)))
 
 
 def _relative(error: float, energy: float) -> float:

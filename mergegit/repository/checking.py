@@ -83,7 +83,9 @@ def _check_packs(store: Store, report: CheckReport) -> tuple[list[_Damage], _Gon
     known = {pack.name: number for number, pack in store.catalog.packs().items()}
     on_disk = {path.stem for path in store.location.packs.glob("*.pack")}
     for name in sorted(on_disk - known.keys()):
-        report.notes.append(f"pack {name} is not in use: an interrupted command left it")
+        report.notes.append(
+            f"pack {name} is not in use: an interrupted command left it; `mergegit gc` collects it"
+        )
     bad: dict[int, str] = {}
     for name, number in sorted(known.items()):
         if name not in on_disk:

@@ -60,7 +60,7 @@ def merge_blocks(
         _jobs(store, inputs, plan),
         read_base=lambda block: store.read_block(block, base_count),
         read_expert=lambda block, layers, base, threshold: store.read_layers(
-            block, layers, base.block, base.data, threshold, expert_count
+            block, layers, base.block, base.data, threshold, expert_count, base_count
         ),
         prepare=prepare,
         write=transaction.write_block,

@@ -17,6 +17,7 @@ from mergegit.storage.store import Store
 MIN_PREFIX: Final = 4
 SHORT_ID: Final = 10
 _SUFFIX: Final = re.compile(r"([~^])(\d{0,9})")
+_MOVES_AGO: Final = re.compile(r"([^@]+)@\{(\d{1,9})\}")
 _HEX: Final = re.compile(r"[0-9a-f]+")
 
 
@@ -29,15 +30,19 @@ class ResolvedRef:
 
 
 def resolve(store: Store, text: str) -> ResolvedRef:
-    """The commit that ``text`` names: a branch, a tag, a commit id or a prefix of one, with Git's
-    ``~N`` and ``^N`` suffixes. Raises ``UnknownRef`` and ``AmbiguousRef``."""
+    """The commit that ``text`` names: a branch, a tag, a commit id or a prefix of one, or where a
+    branch stood N moves ago as ``NAME@{N}``, with Git's ``~N`` and ``^N`` suffixes.
+
+    Raises ``UnknownRef`` and ``AmbiguousRef``.
+    """
     at = min((text.find(mark) for mark in "~^" if mark in text), default=len(text))
     name, suffixes = text[:at], text[at:]
     if not name or _SUFFIX.sub("", suffixes):
         raise UnknownRef(
             f"{text!r} is not a ref", hint="name a branch, a tag or a commit, like base or base~1"
         )
-    commit = _named(store, name)
+    moves_ago = _MOVES_AGO.fullmatch(name)
+    commit = _stood(store, moves_ago[1], int(moves_ago[2])) if moves_ago else _named(store, name)
     for mark, digits in _SUFFIX.findall(suffixes):
         commit = _step(store, commit, mark, int(digits) if digits else 1, text)
     return ResolvedRef(text, commit)
@@ -78,6 +83,32 @@ def _named(store: Store, name: str) -> CommitId:
     raise UnknownRef(f"there is no branch, tag or commit {name!r}", hint=_suggestion(name, names))
 
 
+def _stood(store: Store, name: str, moves: int) -> CommitId:
+    """Where a branch or tag stood so many moves ago; it may have been deleted since."""
+    for space in SPACES:
+        log = store.refs.moves(space, name) if _may_be_called(name, space) else []
+        if log:
+            break
+    else:
+        names = sorted({name for space in SPACES for name in store.refs.logged(space)})
+        raise UnknownRef(
+            f"there is no log of a branch or tag {name!r}", hint=_suggestion(name, names)
+        )
+    if moves > len(log):
+        many = "1 move" if len(log) == 1 else f"{len(log)} moves"
+        raise UnknownRef(
+            f"{name}@{{{moves}}} goes beyond the log of {name}, which has {many}",
+            hint=f"`mergegit reflog {name}` shows them",
+        )
+    commit = log[moves - 1].old if moves else log[0].new
+    if commit is None:
+        raise UnknownRef(
+            f"{name}@{{{moves}}} is no commit: {name} was not there then, or that is forgotten",
+            hint=f"`mergegit reflog {name}` shows where it stood",
+        )
+    return commit
+
+
 def _ambiguous(text: str, kind: str, found: Sequence[bytes]) -> AmbiguousRef:
     listed = ", ".join(object_id.hex()[: len(text) + 4] for object_id in found[:4])
     return AmbiguousRef(
@@ -95,11 +126,15 @@ def _suggestion(name: str, names: Sequence[str]) -> str:
 
 
 def _read_ref(store: Store, space: Space, name: str) -> CommitId | None:
+    return store.refs.read(space, name) if _may_be_called(name, space) else None
+
+
+def _may_be_called(name: str, space: Space) -> bool:
     try:
         check_name(name, space)
     except InvalidName:
-        return None
-    return store.refs.read(space, name)
+        return False
+    return True
 
 
 def _step(store: Store, commit: CommitId, mark: str, count: int, text: str) -> CommitId:

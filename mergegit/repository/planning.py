@@ -53,7 +53,9 @@ def gather(store: Store, recipe: Recipe) -> Inputs:
         experts.append(_model(store, expert.ref, store.manifest(manifest_id)))
         # The same expert listed twice draws twice.
         keys.append(manifest_id + b"%d" % sum(key.startswith(manifest_id) for key in keys))
-    matching = match(base, experts, ignore_extra=recipe.ignore_extra)
+    matching = match(
+        base, experts, ignore_extra=recipe.ignore_extra, converts=recipe.dtype is not None
+    )
     return Inputs(recipe, base, experts, matching, base_manifest, keys)
 
 
@@ -184,6 +186,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
                 remaining=ladder.remaining,
                 depths=ladder.depths,
                 leaders=ladder.leaders,
+                base_costs=ladder.base_costs,
             )
             for k, (expert, ladder) in enumerate(zip(recipe.experts, ladders, strict=True))
         ],
@@ -194,6 +197,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
         merged_energy=energy,
         additive=recipe.method.additive,
         first_step=TRIMMED_LAYERS if recipe.method.trims else 1,
+        flips=recipe.method.flips,
     )
 
 
@@ -207,6 +211,7 @@ class _Ladder:
     remaining: npt.NDArray[np.float64]
     depths: npt.NDArray[np.uint8]
     leaders: npt.NDArray[np.int16]
+    base_costs: npt.NDArray[np.int64]
 
     @classmethod
     def empty(cls, blocks: int, expert: int) -> _Ladder:
@@ -217,6 +222,7 @@ class _Ladder:
             remaining=np.zeros((blocks, LAYERS + 1)),
             depths=np.zeros(blocks, np.uint8),
             leaders=np.full(blocks, expert, np.int16),
+            base_costs=np.zeros(blocks, np.int64),
         )
 
     def fill(
@@ -230,8 +236,10 @@ class _Ladder:
         """What the blocks of one tensor cost layer by layer, and what each layer leaves."""
         forms = store.forms(tensor.blocks())
         for index in map(int, np.flatnonzero(_differ(tensor, base))):
-            costs = store.layer_costs(forms[tensor.block(index)], base.block(index))
+            stored, below = forms[tensor.block(index)], base.block(index)
+            costs = store.layer_costs(stored, below)
             row = here.start + index
+            self.base_costs[row] = store.other_base_cost(stored, below)
             self.depths[row] = len(costs)
             self.costs[row, : len(costs)] = costs
             self.remaining[row, 0] = statistics.energy[index]

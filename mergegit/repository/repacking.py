@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from mergegit.dtypes import DTYPES
 from mergegit.objects import BlockId, Manifest, Tensor
 from mergegit.pipeline import ordered_map
+from mergegit.repository.rewriting import copy_records, is_worth_rewriting, records_of
 from mergegit.storage import delta
-from mergegit.storage.catalog import place_of
-from mergegit.storage.pack import Encoding, Header, Kind, scan
+from mergegit.storage.pack import Encoding, Header, Kind
 from mergegit.storage.store import PreparedBlock, Store, Transaction, raw_block
 
 Progress = Callable[[int, int], None]
-
-_WORTH: Final = 4
-"""A pack is rewritten when at least one in so many of its bytes is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +149,18 @@ def _replace_packs(
         for place in form.places
     }
     drop: dict[int, Sequence[Header]] = {}
+
+    def is_needed(header: Header, _offset: int) -> bool:
+        return (header.key, header.encoding) not in superseded
+
     for number in sorted(touched):
         file = store.catalog.pack(number)
         assert file is not None
-        records = list(scan(store.location.packs / f"{file.name}.pack"))
+        records = records_of(store, number)
         dead = sum(h.length for h, _ in records if (h.key, h.encoding) in superseded)
-        if any(h.kind is not Kind.SEGMENT for h, _ in records) or dead * _WORTH < file.length:
-            continue
-        for header, offset in records:
-            if (header.key, header.encoding) not in superseded:
-                payload = store.reader.read_stored(place_of(header, number, offset))
-                transaction.copy_record(header, payload)
-        drop[number] = [header for header, _ in records]
+        blocks_alone = all(header.kind is Kind.SEGMENT for header, _ in records)
+        if blocks_alone and is_worth_rewriting(dead, file.length):
+            for _ in copy_records(store, transaction, number, records, is_needed):
+                pass
+            drop[number] = [header for header, _ in records]
     return drop

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mergegit.objects import CommitId, Plan, PlanId
+from mergegit.storage.refs import Space
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,52 @@ class RepackReport:
     blocks: int
     before_bytes: int
     after_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RefMove:
+    """A move of a ref, ``number`` moves ago: from ``old`` to ``new``, None where it was not there.
+
+    ``reason`` is the command that moved it.
+    """
+
+    space: Space
+    ref: str
+    number: int
+    old: CommitId | None
+    new: CommitId | None
+    author: str
+    time: int
+    reason: str
+
+    @property
+    def selector(self) -> str:
+        """What names the commit that the ref stood at after the move."""
+        return f"{self.ref}@{{{self.number}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectReport:
+    """What `gc` did or, after a dry run, would do. All bytes are bytes on disk.
+
+    ``trashed`` packs went to the trash, ``trashed_bytes`` in all; ``rewritten`` of them because
+    little in them was needed, which was copied into new packs of ``written_bytes``. ``removed``
+    packs and ``removed_bytes`` left the trash for good. ``trash_bytes`` stay in it.
+    ``freed_bytes`` is by how much the packs take less than before, the trash included.
+    """
+
+    dry_run: bool
+    commits: int
+    forgotten_moves: int
+    trashed: int
+    trashed_bytes: int
+    rewritten: int
+    written_bytes: int
+    removed: int
+    removed_bytes: int
+    trash_bytes: int
+    freed_bytes: int
     seconds: float
 
 

@@ -6,9 +6,10 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from mergegit._version import VERSION
 from mergegit.encoding import FORMAT_VERSION, Object, decode, encode, hash_object
@@ -22,17 +23,21 @@ from mergegit.errors import (
 from mergegit.history import is_ancestor, merge_bases, walk
 from mergegit.objects import Commit, CommitId, Manifest, Plan, PlanId, Tensor, TensorId
 from mergegit.pipeline import default_threads, ordered_map
+from mergegit.repository.collecting import EXPIRE, GRACE
 from mergegit.repository.naming import ResolvedRef, resolve, resolve_object, short
 from mergegit.repository.reports import (
     AddReport,
     CheckoutReport,
+    CollectReport,
     MergeReport,
     PlanReport,
+    RefMove,
     RepackReport,
     Status,
 )
+from mergegit.storage.lease import Lease
 from mergegit.storage.location import Location, create, discover
-from mergegit.storage.refs import SPACES, LogEntry, RefUpdate, Space, check_name
+from mergegit.storage.refs import SPACES, RefUpdate, Space, check_name
 from mergegit.storage.store import DamagedBlock, Store
 from mergegit.storage.workspace import sweep
 
@@ -54,9 +59,27 @@ BlockEncoding = Literal["delta", "raw"]
 
 _MAX_BRANCH: Final = 60
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
 
 def _silent(what: str, done: int, total: int) -> None:
     """The progress of who does not ask."""
+
+
+def _leased(
+    verb: Callable[Concatenate[Repository, _Arguments], _Result],
+) -> Callable[Concatenate[Repository, _Arguments], _Result]:
+    """A verb during which nothing is collected, from the first look at the store to the last."""
+
+    @functools.wraps(verb)
+    def leased(
+        repository: Repository, /, *arguments: _Arguments.args, **options: _Arguments.kwargs
+    ) -> _Result:
+        with repository.store.lease.shared():
+            return verb(repository, *arguments, **options)
+
+    return leased
 
 
 class Repository:
@@ -116,6 +139,11 @@ class Repository:
     ) -> None:
         self.close()
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether commands that change the repository can be run on it."""
+        return self.store.is_writable
+
     # -- looking ---------------------------------------------------------------------------------
 
     def resolve(self, ref: str) -> CommitId:
@@ -147,9 +175,17 @@ class Repository:
     def tags(self) -> dict[str, CommitId]:
         return self.store.refs.all("tags")
 
-    def reflog(self, branch: str) -> list[LogEntry]:
-        """Where a branch stood, newest first."""
-        return self.store.refs.log("heads", branch)
+    def reflog(self, ref: str | None = None) -> list[RefMove]:
+        """Where a branch or tag stood, or all of them, newest first; deleted ones, too."""
+        refs = self.store.refs
+        moves = [
+            RefMove(space, name, number, move.old, move.new, move.author, move.time, move.reason)
+            for space in SPACES
+            for name in refs.logged(space)
+            if ref in (None, name)
+            for number, move in enumerate(refs.moves(space, name))
+        ]
+        return moves if ref is not None else sorted(moves, key=lambda move: -move.time)
 
     def status(self) -> Status:
         counts = self.store.catalog.counts()
@@ -182,6 +218,7 @@ class Repository:
             ids += [shard.header, *(manifest.tensor_of(shard, name) for name in shard.names)]
         return sum(self.store.tensor(tensor_id).nbytes for tensor_id in ids)
 
+    @_leased
     def fsck(self, progress: Progress = _silent) -> CheckReport:
         """Check everything: every object, every block's bytes, every ref."""
         from mergegit.repository.checking import check
@@ -196,11 +233,13 @@ class Repository:
     def rebuild_catalog(path: str | os.PathLike[str] = ".") -> int:
         """Make the catalog of the repository at ``path`` anew from its packs; returns their number.
 
-        No other process may use the repository meanwhile.
+        No other process may use the repository meanwhile. Raises ``Busy`` where one writes.
         """
         from mergegit.repository.checking import rebuild_catalog
 
-        return rebuild_catalog(discover(Path(path)))
+        location = discover(Path(path))
+        with Lease(location).exclusive():
+            return rebuild_catalog(location)
 
     # -- refs ------------------------------------------------------------------------------------
 
@@ -211,12 +250,28 @@ class Repository:
         return self._create_ref("tags", name, ref)
 
     def delete_branch(self, name: str) -> CommitId:
-        """Delete a branch; returns where it stood. Its commits stay until they are collected."""
+        """Delete a branch; returns where it stood.
+
+        Its commits stay until they are collected, and its log tells where it stood.
+        """
         return self._delete_ref("heads", name)
 
     def delete_tag(self, name: str) -> CommitId:
         return self._delete_ref("tags", name)
 
+    @_leased
+    def reset_branch(self, name: str, ref: str) -> tuple[CommitId, CommitId]:
+        """Move a branch to any commit, not only forward; returns where it stood and stands.
+
+        Where it stood, ``NAME@{1}`` names from then on. Raises ``UnknownRef`` and ``RefConflict``.
+        """
+        old = self.store.refs.require("heads", name)
+        new = self.resolve(ref)
+        if new != old:
+            self.store.refs.update(self._ref_update("heads", name, old, new, f"reset to {ref}"))
+        return old, new
+
+    @_leased
     def rename_branch(self, old: str, new: str) -> CommitId:
         commit = self.store.refs.require("heads", old)
         self.store.refs.rename(
@@ -225,6 +280,7 @@ class Repository:
         )
         return commit
 
+    @_leased
     def _create_ref(self, space: Space, name: str, ref: str) -> CommitId:
         commit = self.resolve(ref)
         self.store.refs.update(self._ref_update(space, name, None, commit, f"created from {ref}"))
@@ -242,6 +298,7 @@ class Repository:
 
     # -- add -------------------------------------------------------------------------------------
 
+    @_leased
     def add(
         self,
         checkpoint: str | os.PathLike[str],
@@ -455,18 +512,29 @@ class Repository:
         return ResolvedRef(self._name_of(bases[0]), bases[0])
 
     def plan(
-        self, recipe: Recipe, *, budget: str | None = None, progress: Progress = _silent
+        self,
+        recipe: Recipe,
+        *,
+        budget: str | None = None,
+        keep: bool = False,
+        progress: Progress = _silent,
     ) -> PlanReport:
         """Plan a merge within a budget such as ``10%`` or ``2GiB``; None reads everything.
 
-        Raises ``BadBudget``, ``Mismatch`` and ``NotFinite``.
+        With ``keep`` the plan is stored, so that ``saved_plan`` finds it by its id. Raises
+        ``BadBudget``, ``Mismatch`` and ``NotFinite``.
         """
         from mergegit.merge.budget import Budget
 
         parsed = Budget.parse(budget) if budget is not None else None
         planner = self.planner(recipe, progress=progress)
         nbytes = parsed.bytes_of(planner.problem.raw_bytes) if parsed else None
-        return plan_report(planner.plan(nbytes), budget)
+        report = plan_report(planner.plan(nbytes), budget)
+        if keep and not self.store.has_object(report.id):
+            with self.store.transaction() as transaction:
+                transaction.write_plan(report.plan)
+                transaction.publish()
+        return report
 
     def plan_curve(self, recipe: Recipe, *, progress: Progress = _silent) -> list[PlanReport]:
         """Plans at budgets from 1 to 100 per cent."""
@@ -506,7 +574,7 @@ class Repository:
                 f"{text!r} is neither a plan nor a merge",
                 hint="`mergegit show` names a merge's plan",
             )
-        return PlanReport(PlanId(object_id), value, None)
+        return self._still_fitting(PlanReport(PlanId(object_id), value, None))
 
     def read_plan(self, path: str | os.PathLike[str]) -> PlanReport:
         """A plan from a file that ``plan --save`` wrote. Raises ``BadRecipe``."""
@@ -521,8 +589,35 @@ class Repository:
             raise BadRecipe(
                 f"{os.fspath(path)} is not a plan", hint="make it with `mergegit plan --save FILE`"
             )
-        return PlanReport(PlanId(hash_object(data)), value, None)
+        return self._still_fitting(PlanReport(PlanId(hash_object(data)), value, None))
 
+    def _still_fitting(self, report: PlanReport) -> PlanReport:
+        """A plan that was made before, if what it reads still costs what it says.
+
+        Raises ``BadRecipe`` where its models are not here, or are stored in another way by now.
+        """
+        import numpy as np
+
+        from mergegit.merge.recipe import Recipe
+
+        plan = report.plan
+        recipe = Recipe.from_json(plan.recipe)
+        for commit_id in (recipe.base, *(expert.commit for expert in recipe.experts)):
+            if not self.store.has_object(commit_id):
+                raise BadRecipe(
+                    f"the plan is about commit {short(commit_id)}, which is not in this repository",
+                    hint="make the plan here",
+                )
+        planner = self.planner(recipe)
+        sizes = {len(expert.layers) for expert in plan.experts}
+        if sizes == {planner.problem.tiny.size} and plan.tensors == planner.problem.tensors:
+            choice = np.stack([np.frombuffer(e.layers, np.uint8) for e in plan.experts])
+            now = planner.state_if_possible(choice, plan.budget_bytes)
+            if now is not None and now.experts == plan.experts:
+                return report
+        raise BadRecipe("the plan does not fit what is stored by now", hint="make the plan again")
+
+    @_leased
     def merge(
         self,
         plan: PlanReport,
@@ -545,6 +640,12 @@ class Repository:
         started = time.perf_counter()
         recipe = Recipe.from_json(plan.plan.recipe)
         parents = (recipe.base, *(expert.commit for expert in recipe.experts))
+        for commit_id in parents:
+            if not self.store.has_object(commit_id):
+                raise BadRecipe(
+                    f"the plan names commit {short(commit_id)}, which is not in the repository",
+                    hint="make the plan again",
+                )
         name, tip = self._merge_branch(branch, recipe, plan.id, parents)
         if tip is not None and self._is_this_merge(tip, plan.id, parents):
             sweep(self.store.location)  # where a killed run had no more than that left to do
@@ -648,8 +749,15 @@ class Repository:
         """Store commits' blocks in another encoding: those of ``refs``, or of all commits.
 
         Deltas are taken from each commit's first parent, or from ``base``. Ids and contents stay
-        as they are. Interrupted, it has done some commits; run it again to go on.
+        as they are. Interrupted, it has done some commits; run it again to go on. Raises ``Busy``
+        where another command writes.
         """
+        with self.store.lease.exclusive():
+            return self._repack(refs, base, encoding, progress)
+
+    def _repack(
+        self, refs: Sequence[str], base: str | None, encoding: BlockEncoding, progress: Progress
+    ) -> RepackReport:
         from mergegit.repository.repacking import repack_manifest
 
         started = time.perf_counter()
@@ -675,6 +783,37 @@ class Repository:
             before += done.before
             after += done.after
         return RepackReport(len(commits), blocks, before, after, time.perf_counter() - started)
+
+    def gc(
+        self,
+        *,
+        expire: float = EXPIRE,
+        grace: float = GRACE,
+        dry_run: bool = False,
+        wait: bool = False,
+        progress: Progress = _silent,
+    ) -> CollectReport:
+        """Collect what neither refs nor their logs reach.
+
+        First the logs forget moves older than ``expire`` seconds; with 0, all but where refs
+        stand. Packs that nothing needs go to the trash, and leave it when a later run finds that
+        they were there for ``grace`` seconds; with 0, at once. With ``dry_run`` nothing is
+        changed. Raises ``Busy`` where another command writes, unless it is to ``wait`` for its
+        end, and ``Damaged`` where something is missing; nothing is changed then.
+        """
+        from mergegit.repository.collecting import collect
+
+        started = time.perf_counter()
+        with self.store.lease.exclusive(wait=wait):
+            report = collect(
+                self.store,
+                expire=expire,
+                grace=grace,
+                now=self._clock(),
+                dry_run=dry_run,
+                progress=lambda done, total: progress("rewriting packs", done, total),
+            )
+        return replace(report, seconds=time.perf_counter() - started)
 
     # -- out -------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ from mergegit.errors import Damaged
 PREAMBLE: Final = struct.Struct("<8sII")
 MAGIC: Final = b"MGITPACK"
 HEADER: Final = struct.Struct("<4sBBBBBB2xQQ32s32s16s12x8s")
+EMPTY_BYTES: Final = PREAMBLE.size + HEADER.size
+"""Bytes of a pack that are not its records'."""
 RECORD_MAGIC: Final = b"MGRC"
 NO_ID: Final = bytes(32)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -84,6 +85,10 @@ def _log_name(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F") + ".log"
 
 
+def _name_of_log(file: str) -> str:
+    return file.removesuffix(".log").replace("%2F", "/").replace("%25", "%")
+
+
 class Refs:
     """The refs of one repository."""
 
@@ -132,6 +137,68 @@ class Refs:
             return []
         *lines, _torn = text.split("\n")
         return [_parse_log_line(line) for line in reversed(lines)]
+
+    def logged(self, space: Space) -> list[str]:
+        """The names that have a log, in order: refs, and refs that were deleted."""
+        files = (self._location.logs / space).glob("*.log")
+        return sorted(name for name in (_name_of_log(f.name) for f in files) if _is_name(name))
+
+    def moves(self, space: Space, name: str) -> list[LogEntry]:
+        """How a ref came to where it stands, newest first.
+
+        Lines of moves that a crash prevented are left out: each move ends where the next begins.
+        """
+        moves = []
+        stood = self.read(space, name)
+        for entry in self.log(space, name):
+            if entry.new == stood:
+                moves.append(entry)
+                stood = entry.old
+        return moves
+
+    def expired(self, space: Space, name: str, limit: int | None) -> int:
+        """How many lines of a ref's log ``expire`` would forget, in whole or in part."""
+        log = self.log(space, name)
+        kept = self._unexpired(space, name, log, limit)
+        return sum(entry not in kept for entry in log)
+
+    def unexpired(self, space: Space, name: str, limit: int | None) -> list[LogEntry]:
+        """The lines of a ref's log that ``expire`` would keep, newest first."""
+        return self._unexpired(space, name, self.log(space, name), limit)
+
+    def expire(self, space: Space, name: str, limit: int | None) -> None:
+        """Forget the lines of a ref's log that were written up to ``limit`` (seconds, UTC), or,
+        without one, all.
+
+        Of a ref that exists the newest line stays, for who moved it there and when; where the ref
+        had stood before is forgotten with the others.
+        """
+        with locked(self._location.lock_file):
+            log = self.log(space, name)
+            kept = self._unexpired(space, name, log, limit)
+            path = self._log_path(space, name)
+            if kept == log:
+                return
+            if kept:
+                lines = b"".join(map(_log_line, reversed(kept)))
+                write_durably(path, lines, self._location.temporary / "ref")
+            else:
+                path.unlink(missing_ok=True)
+                sync_directory(path.parent)
+
+    def _unexpired(
+        self, space: Space, name: str, log: Sequence[LogEntry], limit: int | None
+    ) -> list[LogEntry]:
+        """The newest lines, down to the last one that is not too old."""
+        count = len(log)
+        while count and (limit is None or log[count - 1].time <= limit):
+            count -= 1
+        kept = list(log[:count])
+        stands = self.read(space, name)
+        if stands is not None and all(entry.new != stands for entry in kept):
+            moved_there = [entry for entry in log[count:] if entry.new == stands]
+            kept += [replace(entry, old=None) for entry in moved_there[:1]]
+        return kept
 
     def update(self, update: RefUpdate) -> None:
         """Move a ref, if it is still where ``update.old`` says. Raises ``RefConflict``."""
@@ -203,10 +270,7 @@ class Refs:
             shutil.rmtree(path)  # a killed command left it; no ref lies below
 
     def _append_log(self, update: RefUpdate) -> None:
-        old, new = (_hex_or_zero(commit) for commit in (update.old, update.new))
-        author = re.sub(r"[\t\n\r]", " ", update.author)
-        reason = re.sub(r"[\t\n\r]", " ", update.reason)
-        line = f"{old} {new} {update.time} {author}\t{reason}\n".encode("utf-8", "replace")
+        line = _log_line(update)
         path = self._log_path(update.space, update.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -248,6 +312,13 @@ class Refs:
 
 def _hex_or_zero(commit: CommitId | None) -> str:
     return commit.hex() if commit else "0" * (2 * ID_BYTES)
+
+
+def _log_line(entry: RefUpdate | LogEntry) -> bytes:
+    old, new = (_hex_or_zero(commit) for commit in (entry.old, entry.new))
+    author = re.sub(r"[\t\n\r]", " ", entry.author)
+    reason = re.sub(r"[\t\n\r]", " ", entry.reason)
+    return f"{old} {new} {entry.time} {author}\t{reason}\n".encode("utf-8", "replace")
 
 
 def _drop_torn_line(fd: int) -> int:

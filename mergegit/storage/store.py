@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -26,6 +27,7 @@ from mergegit.objects import (
     TensorId,
 )
 from mergegit.storage.catalog import Catalog, PackFile, Place, StoredForm
+from mergegit.storage.lease import Lease
 from mergegit.storage.location import Location, sync_directory
 from mergegit.storage.pack import (
     NO_ID,
@@ -37,7 +39,7 @@ from mergegit.storage.pack import (
     Segment,
     checksum,
 )
-from mergegit.storage.reader import ByteCount, DamagedRecord, PackReader, compress
+from mergegit.storage.reader import ByteCount, DamagedRecord, PackGone, PackReader, compress
 from mergegit.storage.refs import Refs, RefUpdate
 from mergegit.storage.workspace import Workspace
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from mergegit.kernels.progressive import Quantised
 
 _T = TypeVar("_T", bound=Object)
+_Read = TypeVar("_Read")
 
 PACK_BYTES: Final = 4 << 30
 """A pack is closed and the next begun when it has reached this length."""
@@ -66,15 +69,21 @@ class Store:
 
     def __init__(self, location: Location, *, read_only: bool = False) -> None:
         self.location = location
+        self.is_writable = not read_only
         self.catalog = Catalog(location.catalog, read_only=read_only)
         self.reader = PackReader(location, self.catalog)
         self.refs = Refs(location)
+        self.lease = Lease(location)
         self._decoded = lru_cache(maxsize=8192)(self._read_object)
 
     def close(self) -> None:
+        self.forget()
+        self.catalog.close()
+
+    def forget(self) -> None:
+        """Let go of what was read: decoded objects, and open packs that may be gone from disk."""
         self._decoded.cache_clear()
         self.reader.close()
-        self.catalog.close()
 
     # -- objects ---------------------------------------------------------------------------------
 
@@ -99,6 +108,9 @@ class Store:
 
     def object_bytes(self, object_id: bytes) -> bytes:
         """The canonical bytes of an object, checked against its id."""
+        return _again_where_packs_left(lambda: self._read_object_bytes(object_id))
+
+    def _read_object_bytes(self, object_id: bytes) -> bytes:
         place = self.catalog.object(object_id)
         if place is None:
             raise Damaged(
@@ -143,7 +155,9 @@ class Store:
 
     def read_block(self, block: BlockId, count: ByteCount | None = None) -> bytes:
         """The raw bytes of a block, checked against its id; a delta's base is read as well."""
-        return self.read_form(block, _plainest(self.forms([block])[block]), count)
+        return _again_where_packs_left(
+            lambda: self.read_form(block, _plainest(self.forms([block])[block]), count)
+        )
 
     def read_form(
         self,
@@ -151,16 +165,21 @@ class Store:
         form: StoredForm,
         count: ByteCount | None = None,
         base: bytes | None = None,
+        base_count: ByteCount | None = None,
     ) -> bytes:
-        """The raw bytes of a block from one of its forms; ``base`` are its base block's bytes,
-        which are read where they are not given."""
+        """The raw bytes of a block from one of its forms; ``base`` are its base block's bytes.
+
+        Where they are not given they are read, and counted by ``base_count``, or by ``count``.
+        """
         if form.encoding is Encoding.RAW:
             try:
                 data = self.reader.read_decompressed(form.places[0], count)
             except DamagedRecord as error:
                 raise DamagedBlock(block, error.pack) from error
         else:
-            known = base if base is not None else self.read_block(BlockId(form.base), count)
+            known = base
+            if known is None:
+                known = self.read_block(BlockId(form.base), base_count or count)
             data = self._decode_delta(block, form, known, count)
         if hash_block(data) != block:
             raise DamagedBlock(block, self.reader.pack_name(form.places[0]))
@@ -171,7 +190,15 @@ class Store:
         form = _nearest(forms, base)
         if form.encoding is Encoding.RAW or form.base == base:
             return tuple(place.length for place in form.places)
-        return (self.whole_cost([form]),)
+        return (form.nbytes,)
+
+    def other_base_cost(self, forms: Sequence[StoredForm], base: BlockId) -> int:
+        """Stored bytes of another base's block that a merge on ``base`` reads beside a block."""
+        form = _nearest(forms, base)
+        if form.encoding is Encoding.RAW or form.base == base:
+            return 0
+        other = BlockId(form.base)
+        return self.whole_cost(self.forms([other])[other])
 
     def whole_cost(self, forms: Sequence[StoredForm]) -> int:
         """Stored bytes that ``read_block`` reads of a block with these forms."""
@@ -189,16 +216,32 @@ class Store:
         base_data: bytes,
         threshold: float,
         count: ByteCount | None = None,
+        base_count: ByteCount | None = None,
     ) -> tuple[bytes | memoryview, bool]:
         """A block as far as ``layers`` of those that ``layer_costs`` lists tell.
 
         Returns its raw bytes and false, or, where layers are left out, its float32 deltas from the
         base block and true; with a ``threshold`` at which they are to be trimmed, what
-        ``delta.decode_planes`` knows of the trimmed ones.
+        ``delta.decode_planes`` knows of the trimmed ones. A delta from another base is read whole,
+        and that base's block is counted by ``base_count``.
         """
+        return _again_where_packs_left(
+            lambda: self._read_layers(block, layers, base, base_data, threshold, count, base_count)
+        )
+
+    def _read_layers(
+        self,
+        block: BlockId,
+        layers: int,
+        base: BlockId,
+        base_data: bytes,
+        threshold: float,
+        count: ByteCount | None,
+        base_count: ByteCount | None,
+    ) -> tuple[bytes | memoryview, bool]:
         form = _nearest(self.forms([block])[block], base)
         if form.encoding is Encoding.RAW or form.base != base:
-            return self.read_form(block, form, count), False
+            return self.read_form(block, form, count, base_count=base_count), False
         if layers >= len(form.places):
             return self.read_form(block, form, count, base_data), False
         from mergegit.storage import delta
@@ -235,10 +278,12 @@ class Store:
 
     def read_statistics(self, tensor: TensorId, base: bytes) -> bytes | None:
         """The payload of the statistics of a tensor against a base tensor, if they were taken."""
-        place = self.catalog.statistics(tensor, base)
-        if place is None:
-            return None
-        return self.reader.read_checked(place)
+
+        def read() -> bytes | None:
+            place = self.catalog.statistics(tensor, base)
+            return None if place is None else self.reader.read_checked(place)
+
+        return _again_where_packs_left(read)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -286,6 +331,18 @@ class PreparedBlock:
         return sum(len(segment.payload) for segment in self.segments)
 
 
+def _again_where_packs_left(read: Callable[[], _Read]) -> _Read:
+    """What ``read`` gives, which looks up places and reads there.
+
+    Readers hold no lease: between the two, a `gc` or `repack` may have replaced a pack. Then the
+    catalog has the new place.
+    """
+    try:
+        return read()
+    except PackGone:
+        return read()
+
+
 def raw_block(block: BlockId, dtype: str, data: bytes | memoryview) -> PreparedBlock:
     """A block in its raw form; what is no float is compressed where that pays."""
     if DTYPES[dtype].is_float:
@@ -315,6 +372,7 @@ class _OpenPack:
 class Transaction:
     """What one command adds to the store: all of it or nothing.
 
+    It shares the store's lease as long as it lives: what it found stored stays stored.
     Nothing is visible to others until ``publish``. Leaving the context without it drops
     everything. Each layer of blocks goes to a pack of its own, so that reading one layer of a
     whole expert is one sequential run.
@@ -322,6 +380,8 @@ class Transaction:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._lease = ExitStack()
+        self._lease.enter_context(store.lease.shared())
         self._workspace = Workspace(store.location)
         self._open: dict[str, _OpenPack] = {}
         self._full: list[_OpenPack] = []
@@ -340,9 +400,10 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for pack in (*self._open.values(), *self._full):
-            pack.writer.close()
-        self._workspace.remove()
+        with self._lease:
+            for pack in (*self._open.values(), *self._full):
+                pack.writer.close()
+            self._workspace.remove()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(
                 f"no space left on the disk of {self._store.location.root}",
@@ -417,8 +478,10 @@ class Transaction:
             self._append_object(Kind.STATISTICS, tensor, payload, base)
 
     def copy_record(self, header: Header, payload: bytes) -> None:
-        """Copy a block's segment out of a pack that will be dropped."""
+        """Copy a record out of a pack that will be dropped."""
         role = "raw" if header.encoding is Encoding.RAW else f"layer-{header.layer}"
+        if header.kind is not Kind.SEGMENT:
+            role = "objects"
         pack = self._pack(role)
         pack.records.append((header, pack.writer.append(header, payload)))
 
@@ -426,13 +489,15 @@ class Transaction:
         self,
         update: RefUpdate | None = None,
         drop: Mapping[int, Sequence[Header]] | None = None,
+        *,
+        remove: bool = True,
     ) -> None:
         """Make everything durable and visible, then move the ref: the point of publication.
 
         The order is that of docs/format.md: packs, catalog, ref. ``drop`` names packs, with all
         their records, that what was written replaces: they leave the catalog with the entry of the
-        new ones, and the disk thereafter. Raises ``RefConflict`` where the ref moved meanwhile;
-        what was written stays without a name then.
+        new ones, and the disk thereafter, unless ``remove`` is false. Raises ``RefConflict`` where
+        the ref moved meanwhile; what was written stays without a name then.
         """
         additions: dict[PackFile, list[tuple[Header, int]]] = {}
         packs = self._store.location.packs
@@ -442,13 +507,16 @@ class Transaction:
             additions[PackFile(name, pack.writer.length)] = pack.records
         if additions:
             sync_directory(packs)
-        files = [self._store.catalog.pack(number) for number in drop or ()]
-        if additions or drop:
-            self._store.catalog.enter(additions, drop)
+        files = {number: self._store.catalog.pack(number) for number in drop or ()}
+        # A pack that was written just now, because it had been there with the same records, stays.
+        leaving = {n: h for n, h in (drop or {}).items() if files[n] not in additions}
+        if additions or leaving:
+            self._store.catalog.enter(additions, leaving)
         if update is not None:
             self._store.refs.update(update)
-        for file in files:
-            if file is not None and file not in additions:
+        for number in leaving if remove else ():
+            file = files[number]
+            if file is not None:
                 (packs / f"{file.name}.pack").unlink(missing_ok=True)
 
     def _append_object(

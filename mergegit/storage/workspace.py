@@ -28,14 +28,20 @@ class Workspace:
             if _is_open_file(self._lock_path, self._fd):
                 break
             os.close(self._fd)
-        self.path.mkdir()
+        try:
+            self.path.mkdir()
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        self._lock_path.unlink(missing_ok=True)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        try:
+            shutil.rmtree(self.path, ignore_errors=True)
+            self._lock_path.unlink(missing_ok=True)
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
 
 
 def sweep(location: Location) -> None:
@@ -59,7 +65,7 @@ def sweep(location: Location) -> None:
 def live_processes(location: Location) -> list[int]:
     """The processes that hold workspaces."""
     found = []
-    for lock_path in sorted(location.temporary.glob("*.lock")):
+    for lock_path in sorted(location.temporary.glob("[0-9]*-*.lock")):
         try:
             fd = os.open(lock_path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:

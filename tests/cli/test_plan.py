@@ -94,7 +94,10 @@ def test_an_expert_with_a_dot_in_its_name(mergegit: CommandLine) -> None:
     assert report["recipe"]["experts"][0]["parameters"]["weight"] == 0.5
 
 
-def test_planning_changes_nothing(mergegit: CommandLine) -> None:
+def test_planning_adds_the_plan_and_nothing_else(mergegit: CommandLine) -> None:
+    objects = mergegit.ok("status", "--json").json["objects"]
+    mergegit.ok("plan", "math", "code", "--budget", "10%")
+    assert mergegit.ok("status", "--json").json["objects"] == objects + 1
     before = fingerprint(mergegit.directory)
     mergegit.ok("plan", "math", "code", "--budget", "10%")
     assert fingerprint(mergegit.directory) == before
@@ -150,3 +153,10 @@ def test_no_expert(mergegit: CommandLine) -> None:
     message, hint = mergegit("plan").failed(2)
     assert message == "name at least one expert"
     assert hint == "`mergegit plan --help` shows how it is used"
+
+
+def test_a_plan_can_be_carried_out_by_the_id_that_was_printed(mergegit: CommandLine) -> None:
+    planned = mergegit.ok("plan", "math", "code", "--budget", "10%", "--json").json
+    merged = mergegit.ok("merge", "--plan", planned["plan"][:10], "-b", "by-id", "--json").json
+    assert merged["plan"] == planned["plan"]
+    assert merged["read_bytes"] == planned["planned_bytes"]

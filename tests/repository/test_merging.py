@@ -1157,3 +1157,36 @@ def test_any_family_is_merged_within_its_budget(
                 # The mean of models and the base plus the mean delta differ in float32's last bits.
                 assert int(apart.max()) <= (64 if method == "linear" else 0)
         assert full.plan.plan.predicted_error == 0.0
+
+
+def test_another_dtype_is_given_to_tensors_that_no_expert_has(
+    repository: Repository, tmp_path: Path
+) -> None:
+    base = base_tensors()
+    experts = {name: tensor for name, tensor in base.items() if name != "lm_head.weight"}
+    repository.add(save_checkpoint(tmp_path / "base", base))
+    for name in ("math", "code"):
+        repository.add(save_checkpoint(tmp_path / name, expert_tensors(experts, name)), base="base")
+    report = merge(repository, ["math", "code"], dtype="F32")
+    manifest = repository.manifest(report.branch)
+    assert {repository.tensor(tensor).dtype for tensor in manifest.tensors.values()} == {"F32"}
+    loaded = repository.load(report.branch)["lm_head.weight"]
+    assert torch.equal(loaded, base["lm_head.weight"].bfloat16().float())
+
+
+def test_at_100_per_cent_of_another_base_everything_is_read(loaded: Repository) -> None:
+    recipe = loaded.recipe(["code", "prose"], base="math")
+    full, whole = loaded.plan(recipe), loaded.plan(recipe, budget="100%")
+    assert whole.plan.predicted_error == 0.0
+    assert [e.layers for e in whole.plan.experts] == [e.layers for e in full.plan.experts]
+    report = loaded.merge(whole)
+    assert report.read_bytes == whole.plan.planned_bytes <= whole.plan.raw_bytes
+    assert report.base_read_bytes == whole.plan.base_bytes
+
+
+def test_a_plan_whose_costs_are_other_ones_by_now_is_refused_unread(loaded: Repository) -> None:
+    recipe = loaded.recipe(["math", "code"])
+    plan = loaded.plan(recipe, budget="10%", keep=True)
+    loaded.repack(encoding="raw")
+    with pytest.raises(BadRecipe, match="does not fit"):
+        loaded.saved_plan(plan.id.hex())

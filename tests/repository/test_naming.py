@@ -67,6 +67,66 @@ def test_beyond_the_history_is_said_so(text: str, merged: Repository) -> None:
         merged.object(text)
 
 
+def test_where_a_branch_stood_some_moves_ago(merged: Repository) -> None:
+    now, before = merged.resolve("math"), merged.reflog("math")[0].old
+    assert before is not None
+    assert merged.resolve("math@{0}") == now
+    assert merged.resolve("math@{1}") == before
+    merged.reset_branch("math", "base")
+    assert [merged.resolve(f"math@{{{n}}}") for n in range(3)] == [
+        merged.resolve("base"), now, before,
+    ]  # fmt: skip
+
+
+def test_suffixes_may_follow(merged: Repository) -> None:
+    parents = merged.commit("math@{0}").parents
+    assert merged.resolve("math@{0}^2") == parents[1]
+    assert merged.resolve("math@{0}~1^0") == parents[0]
+
+
+def test_a_deleted_branch_is_brought_back(merged: Repository) -> None:
+    commit = merged.resolve("merged")
+    merged.delete_branch("merged")
+    assert merged.create_branch("merged", "merged@{1}") == commit
+    assert merged.resolve("merged@{0}") == merged.resolve("merged@{2}") == commit
+
+
+def test_where_a_branch_was_not_there_is_no_commit(merged: Repository) -> None:
+    with pytest.raises(UnknownRef, match=r"merged@\{1\} is no commit: merged was not there then"):
+        merged.resolve("merged@{1}")
+    merged.delete_branch("merged")
+    with pytest.raises(UnknownRef, match=r"merged@\{0\} is no commit"):
+        merged.resolve("merged@{0}")
+
+
+def test_beyond_a_log_is_said_so(merged: Repository) -> None:
+    with pytest.raises(UnknownRef, match="beyond the log of math, which has 2 moves") as caught:
+        merged.resolve("math@{3}")
+    assert caught.value.hint == "`mergegit reflog math` shows them"
+    with pytest.raises(UnknownRef, match=r"which has 1 move$"):
+        merged.resolve("code@{2}")
+
+
+def test_what_never_was_has_no_log(merged: Repository) -> None:
+    with pytest.raises(UnknownRef, match="there is no log of a branch or tag 'mat'") as caught:
+        merged.resolve("mat@{1}")
+    assert "math" in caught.value.hint
+
+
+def test_a_tag_has_a_log_too(merged: Repository) -> None:
+    commit = merged.create_tag("v1", "math")
+    merged.delete_tag("v1")
+    assert merged.resolve("v1@{1}") == commit
+
+
+@pytest.mark.parametrize(
+    "text", ["math@", "math@{}", "math@{-1}", "math@{x}", "@{1}", "math@{1}@{1}"]
+)
+def test_what_only_looks_like_a_move_is_no_ref(text: str, merged: Repository) -> None:
+    with pytest.raises(UnknownRef):
+        merged.resolve(text)
+
+
 @pytest.mark.parametrize(
     "text", ["", "~1", "^", "merged~x", "merged~1x", "merged^-1", "merged~99999999999999999999"]
 )

@@ -186,3 +186,48 @@ def test_a_repository_may_be_moved(tiny: Repository, tmp_path: Path) -> None:
     with Repository.open(tmp_path / "elsewhere") as moved:
         assert moved.resolve("math") == commit
         assert moved.fsck().is_clean
+
+
+# -- reset and reflog -----------------------------------------------------------------------------
+
+
+def test_a_branch_is_reset_to_any_commit_and_back(tiny: Repository) -> None:
+    math, code = tiny.resolve("math"), tiny.resolve("code")
+    assert tiny.reset_branch("math", "code") == (math, code)
+    assert tiny.resolve("math") == code
+    assert tiny.reset_branch("math", "math@{1}") == (code, math)
+    assert [entry.reason for entry in tiny.reflog("math")[:2]] == [
+        "reset to math@{1}", "reset to code",
+    ]  # fmt: skip
+
+
+def test_a_reset_to_where_it_stands_is_no_move(tiny: Repository) -> None:
+    math = tiny.resolve("math")
+    assert tiny.reset_branch("math", "math") == (math, math)
+    assert len(tiny.reflog("math")) == 1
+
+
+def test_only_what_is_there_is_reset(tiny: Repository) -> None:
+    tiny.create_tag("v1", "math")
+    for name in ("v1", "nothing"):
+        with pytest.raises(UnknownRef, match=f"there is no branch {name}"):
+            tiny.reset_branch(name, "base")
+    with pytest.raises(UnknownRef):
+        tiny.reset_branch("math", "nothing")
+    assert len(tiny.reflog("math")) == 1
+
+
+def test_the_log_of_all_is_in_the_order_of_time(tiny: Repository) -> None:
+    clock = iter(range(2_000_000_000, 2_000_000_100))
+    tiny._clock = lambda: float(next(clock))
+    tiny.create_tag("v1", "math")
+    tiny.delete_branch("code")
+    tiny.reset_branch("math", "base")
+    moves = tiny.reflog()
+    assert [(move.space, move.selector) for move in moves[:3]] == [
+        ("heads", "math@{0}"), ("heads", "code@{0}"), ("tags", "v1@{0}"),
+    ]  # fmt: skip
+    assert len(moves) == 7
+    for move in moves:
+        if move.new is not None:
+            assert tiny.resolve(move.selector) == move.new

@@ -263,6 +263,30 @@ def test_a_pack_takes_the_place_of_another_at_once(catalog: Catalog) -> None:
     assert form.places[0].offset == 700
 
 
+@pytest.mark.parametrize("kind", [Kind.OBJECT, Kind.STATISTICS])
+def test_objects_and_statistics_of_a_dropped_pack_are_forgotten(
+    kind: Kind, catalog: Catalog
+) -> None:
+    dropped = header(1, kind, base=an_id(9))
+    enter(catalog, a_pack(1), dropped)
+    catalog.enter({}, {number_of(catalog, a_pack(1)): [dropped]})
+    assert catalog.counts() == NOTHING
+
+
+@pytest.mark.parametrize("kind", [Kind.OBJECT, Kind.STATISTICS])
+def test_what_a_new_pack_holds_of_a_dropped_one_stays(kind: Kind, catalog: Catalog) -> None:
+    kept, left = header(1, kind, base=an_id(9)), header(2, kind, base=an_id(9))
+    enter(catalog, a_pack(1), kept, left)
+    old = number_of(catalog, a_pack(1))
+    catalog.enter({a_pack(2): [(kept, 500)]}, {old: [kept, left]})
+    new = number_of(catalog, a_pack(2))
+    if kind is Kind.OBJECT:
+        assert [(key, place.pack) for key, place in catalog.objects()] == [(an_id(1), new)]
+    else:
+        found = [(key, place.pack) for key, _, place in catalog.statistics_places()]
+        assert found == [(an_id(1), new)]
+
+
 def test_the_number_of_a_dropped_pack_is_not_used_again(catalog: Catalog) -> None:
     enter(catalog, a_pack(1), header(1))
     old = number_of(catalog, a_pack(1))

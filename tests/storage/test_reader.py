@@ -22,6 +22,7 @@ from mergegit.storage.catalog import Catalog, PackFile, Place
 from mergegit.storage.location import Location
 from mergegit.storage.pack import Compression
 from mergegit.storage.reader import ByteCount, PackReader, compress, decompress
+from mergegit.storage.trash import Trash
 from tests.storage.samples import (
     Record,
     an_id,
@@ -243,6 +244,14 @@ def test_a_pack_that_is_missing_is_named(
     path.unlink()
     with pytest.raises(Damaged, match=f"pack {path.stem} is missing"):
         reader.read(place)
+
+
+def test_a_pack_in_the_trash_is_read_there(
+    location: Location, catalog: Catalog, reader: PackReader
+) -> None:
+    path, (place,) = store_pack(location, catalog, record(1, b"one"))
+    Trash(location).put([path.stem], 1_700_000_000)
+    assert reader.read(place) == b"one"
 
 
 def test_a_pack_of_a_newer_version_asks_for_an_upgrade(

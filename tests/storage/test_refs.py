@@ -397,6 +397,70 @@ def test_a_damaged_log_is_told_as_such(data: bytes, refs: Refs, location: Locati
         refs.log("heads", "main")
 
 
+# -- expiry ---------------------------------------------------------------------------------------
+
+
+def stands(log: list[LogEntry]) -> list[tuple[bytes | None, bytes | None]]:
+    return [(entry.old, entry.new) for entry in log]
+
+
+def test_a_log_forgets_what_is_too_old(refs: Refs) -> None:
+    refs.update(move("main", None, A, time=100))
+    refs.update(move("main", A, B, time=200))
+    refs.update(move("main", B, C, time=300))
+    assert refs.expired("heads", "main", 200) == 2
+    refs.expire("heads", "main", 200)
+    assert stands(refs.log("heads", "main")) == [(B, C)]
+
+
+def test_a_line_between_younger_ones_stays_whatever_its_clock_said(refs: Refs) -> None:
+    for old, new, time in ((None, A, 100), (A, B, 300), (B, C, 50), (C, A, 400)):
+        refs.update(move("main", old, new, time=time))
+    refs.expire("heads", "main", 200)
+    assert stands(refs.log("heads", "main")) == [(C, A), (B, C), (A, B)]
+
+
+def test_of_a_ref_that_exists_it_is_remembered_who_moved_it_there(refs: Refs) -> None:
+    refs.update(move("main", None, A, time=100))
+    refs.update(move("main", A, B, time=200, author="Bob", reason="merge"))
+    refs.expire("heads", "main", None)
+    assert refs.log("heads", "main") == [LogEntry(None, B, "Bob", 200, "merge")]
+    assert refs.expired("heads", "main", None) == 0
+    assert refs.read("heads", "main") == B
+
+
+def test_a_deleted_ref_is_forgotten_with_its_log(refs: Refs, location: Location) -> None:
+    refs.update(move("a/b%c", None, A, time=100))
+    refs.update(move("a/b%c", A, None, time=200))
+    assert refs.logged("heads") == ["a/b%c"]
+    refs.expire("heads", "a/b%c", 199)
+    assert stands(refs.log("heads", "a/b%c")) == [(A, None)]
+    refs.expire("heads", "a/b%c", 200)
+    assert refs.logged("heads") == []
+    assert list((location.logs / "heads").iterdir()) == []
+
+
+def test_a_log_goes_on_after_it_forgot(refs: Refs) -> None:
+    refs.update(move("main", None, A, time=100))
+    refs.expire("heads", "main", None)
+    refs.update(move("main", A, B, time=200))
+    assert stands(refs.moves("heads", "main")) == [(A, B), (None, A)]
+
+
+def test_a_line_of_a_move_that_did_not_happen_is_no_move(refs: Refs, location: Location) -> None:
+    """A crash between the log and the ref leaves one."""
+    refs.update(move("main", None, A, time=100))
+    path = location.refs / "heads" / "main"
+    refs.update(move("main", A, B, time=200))
+    path.write_text(f"{A.hex()}\n")
+    assert stands(refs.log("heads", "main")) == [(A, B), (None, A)]
+    assert stands(refs.moves("heads", "main")) == [(None, A)]
+    refs.update(move("main", A, C, time=300))
+    assert stands(refs.moves("heads", "main")) == [(A, C), (None, A)]
+    refs.expire("heads", "main", 250)
+    assert stands(refs.log("heads", "main")) == [(A, C)]
+
+
 # -- damage and durability ------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -22,12 +22,12 @@ from mergegit.encoding import encode, hash_block, hash_object
 from mergegit.errors import Damaged, MergegitError, NoSpace, RefConflict
 from mergegit.objects import BlockId, CommitId, Manifest, ManifestId, PlanId, Tensor, TensorId
 from mergegit.storage import store as store_module
-from mergegit.storage.catalog import Catalog
+from mergegit.storage.catalog import Catalog, StoredForm
 from mergegit.storage.location import Location
 from mergegit.storage.pack import scan
 from mergegit.storage.reader import ByteCount
 from mergegit.storage.refs import Refs
-from mergegit.storage.store import DamagedBlock, Store
+from mergegit.storage.store import DamagedBlock, Store, raw_block
 from mergegit.storage.workspace import sweep
 from tests.storage.samples import an_id, commit, flip, move, publish_blocks, put, some_bytes
 
@@ -414,6 +414,57 @@ def test_a_pack_is_replaced_by_what_was_copied_out_of_it(store: Store, location:
     assert new != path
     assert store.read_block(kept) == some_bytes(1)
     assert store.catalog.forms(left) == []
+
+
+def test_a_pack_that_is_written_again_while_it_is_dropped_stays(
+    store: Store, location: Location
+) -> None:
+    """Two packs hold a block; what is copied out of one is the other, name and all."""
+    with store.transaction() as one, store.transaction() as two:
+        kept = put(store, one, some_bytes(1))
+        put(store, one, some_bytes(2))
+        one.publish()
+        two.write_block(raw_block(kept, "BF16", some_bytes(1)))
+        two.publish()
+    packs = {number: list(scan(location.packs / f"{pack.name}.pack"))
+             for number, pack in store.catalog.packs().items()}  # fmt: skip
+    assert sorted(map(len, packs.values())) == [1, 2]
+    (place,) = store.catalog.forms(kept)[0].places
+    with store.transaction() as transaction:
+        (header,) = [header for header, _ in packs[place.pack] if header.key == kept]
+        transaction.copy_record(header, some_bytes(1))
+        drop = {number: [header for header, _ in records] for number, records in packs.items()}
+        transaction.publish(drop=drop)
+    assert store.read_block(kept) == some_bytes(1)
+    assert len(pack_files(location)) == store.catalog.counts()["packs"] == 1
+
+
+def test_a_reader_whose_pack_was_replaced_meanwhile_looks_again(
+    store: Store, location: Location
+) -> None:
+    """The place is looked up, the pack is replaced, and only then is the place read."""
+    kept, _ = publish_blocks(store, some_bytes(1), some_bytes(2))
+    (number,) = store.catalog.packs()
+    (path,) = pack_files(location)
+    records = list(scan(path))
+    (header,) = [header for header, _ in records if header.key == kept]
+    forms_of = store.catalog.forms_of
+    replaced = []
+
+    def forms_before_the_pack_leaves(blocks: Iterable[bytes]) -> dict[bytes, list[StoredForm]]:
+        found = forms_of(blocks)
+        if not replaced:
+            replaced.append(True)
+            with store.transaction() as transaction:
+                transaction.copy_record(header, some_bytes(1))
+                transaction.publish(drop={number: [header for header, _ in records]})
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.catalog, "forms_of", forms_before_the_pack_leaves)
+        assert store.read_block(kept) == some_bytes(1)
+    assert replaced
+    assert not path.exists()
 
 
 # -- damage ---------------------------------------------------------------------------------------
