@@ -51,7 +51,7 @@ VERBS = {
         "allow_nonfinite",
     ],
     "planner": ["recipe", "progress"],
-    "plan": ["recipe", "budget", "progress"],
+    "plan": ["recipe", "budget", "keep", "progress"],
     "plan_curve": ["recipe", "progress"],
     "saved_plan": ["text"],
     "read_plan": ["path"],

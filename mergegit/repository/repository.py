@@ -16,13 +16,12 @@ from mergegit.encoding import FORMAT_VERSION, Object, decode, encode, hash_objec
 from mergegit.errors import (
     BadRecipe,
     Damaged,
-    NoBase,
-    RefConflict,
     UnusableRepository,
 )
-from mergegit.history import is_ancestor, merge_bases, walk
+from mergegit.history import walk
 from mergegit.objects import Commit, CommitId, Manifest, Plan, PlanId, Tensor, TensorId
 from mergegit.pipeline import default_threads, ordered_map
+from mergegit.repository import lineage
 from mergegit.repository.collecting import EXPIRE, GRACE
 from mergegit.repository.naming import ResolvedRef, resolve, resolve_object, short
 from mergegit.repository.reports import (
@@ -166,8 +165,9 @@ class Repository:
 
     def log(self, ref: str | None = None) -> Iterator[tuple[CommitId, Commit]]:
         """Commits from a ref back, or all that refs reach; children before their parents."""
-        starts = [self.resolve(ref)] if ref else [*self.branches().values(), *self.tags().values()]
-        return walk(starts, self.store.commit)
+        if ref is None:
+            return lineage.all_commits(self.store)
+        return walk([self.resolve(ref)], self.store.commit)
 
     def branches(self) -> dict[str, CommitId]:
         return self.store.refs.all("heads")
@@ -330,7 +330,7 @@ class Repository:
         if base is not None:
             chosen: ResolvedRef | None = resolve(self.store, base)
         else:
-            chosen = None if no_base else self._infer_base(shapes, notes)
+            chosen = None if no_base else lineage.infer_base(self.store, shapes, notes)
         base_manifest = self._manifest_of(chosen.commit) if chosen else None
         with self.store.transaction() as transaction:
             added = store_checkpoint(
@@ -345,12 +345,12 @@ class Repository:
             for tensor, count in added.nonfinite.items():
                 notes.append(f"tensor {tensor} holds {count} elements that are NaN or infinite")
             manifest_id = transaction.write_manifest(added.manifest)
-            commit_id = self._same_checkpoint(manifest_id, tip)
+            commit_id = lineage.same_checkpoint(self.store, manifest_id, tip)
             is_new = commit_id is None or commit_id != tip
             if commit_id is not None and base is not None:
-                notes.extend(self._other_base(commit_id, chosen))
+                notes.extend(lineage.other_base(self.store, commit_id, chosen))
             if commit_id is None:
-                parents = self._parents_of_added(chosen, tip)
+                parents = lineage.parents_of_added(self.store, chosen, tip)
                 commit_id = transaction.write_commit(
                     Commit(
                         manifest=manifest_id,
@@ -372,7 +372,7 @@ class Repository:
             branch=branch,
             is_new=is_new,
             base=parent,
-            base_ref=self._name_of(parent) if parent else None,
+            base_ref=lineage.name_of(self.store, parent) if parent else None,
             tensors=len(shapes),
             total_bytes=added.total_bytes,
             new_bytes=added.new_bytes,
@@ -381,68 +381,6 @@ class Repository:
             seconds=time.perf_counter() - started,
             notes=tuple(notes),
         )
-
-    def _parents_of_added(
-        self, base: ResolvedRef | None, tip: CommitId | None
-    ) -> tuple[CommitId, ...]:
-        """The base, and the branch's tip where a new version of a checkpoint is added."""
-        parents = [base.commit] if base else []
-        reached = base and tip and is_ancestor(tip, base.commit, self.store.commit)
-        if tip and not reached:
-            parents.append(tip)
-        return tuple(parents)
-
-    def _other_base(self, commit_id: CommitId, base: ResolvedRef | None) -> Iterator[str]:
-        """A word for whoever adds a checkpoint again, with another base."""
-        parents = self.store.commit(commit_id).parents
-        if base is not None and base.commit not in parents:
-            on = f"on base {self._name_of(parents[0])}" if parents else "without a base"
-            yield (
-                f"commit {short(commit_id)} holds this checkpoint already, {on}; it stays so: "
-                f"to merge it on {base.name}, say --base {base.name} then, too"
-            )
-
-    def _same_checkpoint(self, manifest_id: bytes, tip: CommitId | None) -> CommitId | None:
-        """A commit that holds this very checkpoint: the branch's own, else any that was added."""
-        if tip is not None:
-            return tip if self.store.commit(tip).manifest == manifest_id else None
-        if not self.store.has_object(manifest_id):
-            return None
-        for commit_id, commit in self.log():
-            if commit.manifest == manifest_id and commit.recipe is None:
-                return commit_id
-        return None
-
-    def _infer_base(
-        self, shapes: Mapping[str, tuple[int, ...]], notes: list[str]
-    ) -> ResolvedRef | None:
-        """The one root commit with these tensors. Raises ``NoBase`` where there are several."""
-        roots = [(i, commit) for i, commit in self.log() if not commit.parents]
-        fitting, near = [], []
-        for commit_id, commit in roots:
-            tensors = self.store.manifest(commit.manifest).tensors
-            if tensors.keys() == shapes.keys() and all(
-                self.store.tensor(tensor_id).shape == shapes[name]
-                for name, tensor_id in tensors.items()
-            ):
-                fitting.append(commit_id)
-            elif 2 * len(tensors.keys() & shapes.keys()) > len(shapes):
-                near.append(commit_id)
-        if len(fitting) > 1:
-            names = ", ".join(self._name_of(commit_id) for commit_id in fitting)
-            raise NoBase(
-                f"several commits have the same tensor names and shapes: {names}",
-                hint="say which is the base with --base REF, or add without one with --no-base",
-            )
-        if fitting:
-            return ResolvedRef(self._name_of(fitting[0]), fitting[0])
-        if near:
-            names = ", ".join(self._name_of(commit_id) for commit_id in near[:3])
-            notes.append(
-                f"added without a base: {names} has other tensors or shapes; "
-                "if it is the base all the same, say so with --base"
-            )
-        return None
 
     # -- plan and merge --------------------------------------------------------------------------
 
@@ -480,7 +418,7 @@ class Repository:
                     f"parameter {key!r} names {expert!r}, which is no expert of this merge",
                     hint=f"the experts are {', '.join(experts)}",
                 )
-        chosen = resolve(self.store, base) if base else self._merge_base(resolved)
+        chosen = resolve(self.store, base) if base else lineage.merge_base(self.store, resolved)
         return make_recipe(
             method_name=method,
             base=(chosen.name, chosen.commit),
@@ -492,24 +430,6 @@ class Repository:
             ignore_extra=ignore_extra,
             allow_nonfinite=allow_nonfinite,
         )
-
-    def _merge_base(self, experts: Sequence[ResolvedRef]) -> ResolvedRef:
-        """The merge base of the experts; of one alone, its first parent. Raises ``NoBase``."""
-        commits = list(dict.fromkeys(expert.commit for expert in experts))
-        hint = "say which commit the experts were trained from with --base REF"
-        if len(commits) == 1:
-            parents = self.store.commit(commits[0]).parents
-            if not parents:
-                raise NoBase(f"{experts[0].name} was added without a base", hint=hint)
-            return ResolvedRef(self._name_of(parents[0]), parents[0])
-        bases = merge_bases(commits, self.store.commit)
-        names = ", ".join(expert.name for expert in experts)
-        if not bases:
-            raise NoBase(f"{names} have no common ancestor", hint=hint)
-        if len(bases) > 1:
-            listed = ", ".join(self._name_of(base) for base in bases)
-            raise NoBase(f"{names} have several common ancestors: {listed}", hint=hint)
-        return ResolvedRef(self._name_of(bases[0]), bases[0])
 
     def plan(
         self,
@@ -646,8 +566,8 @@ class Repository:
                     f"the plan names commit {short(commit_id)}, which is not in the repository",
                     hint="make the plan again",
                 )
-        name, tip = self._merge_branch(branch, recipe, plan.id, parents)
-        if tip is not None and self._is_this_merge(tip, plan.id, parents):
+        name, tip = lineage.merge_branch(self.store, branch, recipe, plan.id, parents)
+        if tip is not None and lineage.is_this_merge(self.store, tip, plan.id, parents):
             sweep(self.store.location)  # where a killed run had no more than that left to do
             return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
         inputs = planning.gather(self.store, recipe)
@@ -703,41 +623,6 @@ class Repository:
             seconds=time.perf_counter() - started,
         )
 
-    def _is_this_merge(
-        self, commit_id: CommitId, plan: PlanId, parents: tuple[CommitId, ...]
-    ) -> bool:
-        commit = self.store.commit(commit_id)
-        return commit.plan == plan and commit.parents == parents
-
-    def _merge_branch(
-        self, branch: str | None, recipe: Recipe, plan: PlanId, parents: tuple[CommitId, ...]
-    ) -> tuple[str, CommitId | None]:
-        """The branch that a merge moves, and where it stands. Raises ``RefConflict``."""
-        if branch is not None:
-            check_name(branch)
-            tip = self.store.refs.read("heads", branch)
-            forward = (
-                tip is None
-                or self._is_this_merge(tip, plan, parents)
-                or any(is_ancestor(tip, parent, self.store.commit) for parent in parents)
-            )
-            if not forward:
-                raise RefConflict(
-                    f"branch {branch} would not move forward: neither base nor experts descend "
-                    f"from its commit {short(tip or b'')}",
-                    hint=f"choose another name with -b, or delete it with `mergegit branch -d "
-                    f"{branch}`",
-                )
-            return branch, tip
-        stem = _branch_name([expert.ref for expert in recipe.experts])
-        name, number = stem, 1
-        while (tip := self.store.refs.read("heads", name)) is not None:
-            if self._is_this_merge(tip, plan, parents):
-                return name, tip
-            number += 1
-            name = f"{stem}-{number}"
-        return name, None
-
     def repack(
         self,
         refs: Sequence[str] = (),
@@ -770,7 +655,7 @@ class Repository:
             below = chosen or (commit.parents[0] if commit.parents else None)
             if below is None and encoding == "delta":
                 continue
-            what = f"repacking {self._name_of(commit_id)}"
+            what = f"repacking {lineage.name_of(self.store, commit_id)}"
             done = repack_manifest(
                 self.store,
                 self.store.manifest(commit.manifest),
@@ -886,14 +771,6 @@ class Repository:
     def _manifest_of(self, commit: CommitId) -> Manifest:
         return self.store.manifest(self.store.commit(commit).manifest)
 
-    def _name_of(self, commit: CommitId) -> str:
-        """A branch or tag at a commit, else its short id."""
-        for refs in (self.branches(), self.tags()):
-            for name, target in refs.items():
-                if target == commit:
-                    return name
-        return short(commit)
-
     def _explain(self, error: DamagedBlock) -> Damaged:
         """A damaged block's error with the tensors and commits that need it."""
         tensors: set[str] = set()
@@ -902,7 +779,7 @@ class Repository:
             for name, tensor_id in self.store.manifest(commit.manifest).tensors.items():
                 if error.block in set(self.store.tensor(tensor_id).blocks()):
                     tensors.add(name)
-                    commits[self._name_of(commit_id)] = None
+                    commits[lineage.name_of(self.store, commit_id)] = None
         where = f"; tensor {', '.join(sorted(tensors))} of {', '.join(commits)}" if tensors else ""
         return Damaged(error.message + where, hint=error.hint)
 
@@ -931,16 +808,6 @@ def _open_store(location: Location) -> Store:
 def plan_report(plan: Plan, budget: str | None = None) -> PlanReport:
     """A plan with its id, ready to be merged."""
     return PlanReport(PlanId(hash_object(encode(plan))), plan, budget)
-
-
-def _branch_name(refs: Sequence[str]) -> str:
-    import re
-
-    words = [re.sub(r"[^A-Za-z0-9._/-]+", "-", ref).strip("-./") for ref in refs]
-    name = "+".join(words)
-    if len(name) > _MAX_BRANCH:
-        name = f"{words[0][:_MAX_BRANCH]}+{len(words) - 1}-more"
-    return check_name(name)
 
 
 def _merge_message(recipe: Recipe, plan: PlanReport) -> str:

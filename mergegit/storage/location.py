@@ -86,6 +86,7 @@ def create(directory: Path) -> tuple[Location, bool]:
         (location.refs / "heads").mkdir(exist_ok=True)
         (location.refs / "tags").mkdir(exist_ok=True)
         location.lock_file.touch()
+        location.lease_file.touch()
         with locked(location.lock_file):
             version = f"mergegit repository {FORMAT_VERSION}\n"
             write_durably(location.version_file, version.encode(), location.temporary / "format")

@@ -231,6 +231,16 @@ def repack(path: str, encoding: str) -> dict[str, Any]:
         return {"blocks": repository.repack(encoding=encoding).blocks}  # type: ignore[arg-type]
 
 
+def reset(path: str, name: str, ref: str) -> dict[str, Any]:
+    with opened(path) as repository:
+        return {"commit": repository.reset_branch(name, ref)[1].hex()}
+
+
+def gc(path: str, grace: float) -> dict[str, Any]:
+    with opened(path) as repository:
+        return {"removed": repository.gc(expire=0, grace=grace).removed}
+
+
 def rebuild(path: str) -> dict[str, Any]:
     return {"packs": Repository.rebuild_catalog(path)}
 
@@ -249,6 +259,8 @@ def inspect(path: str) -> dict[str, Any]:
             },
             "problems": [problem.what for problem in report.problems],
             "notes": report.notes,
+            "packs": sorted(path.stem for path in location.packs.iterdir()),
+            "trash": sorted(path.stem for path in location.trash.glob("*")),
             "temporary": sorted(
                 path.relative_to(location.root).as_posix()
                 for path in location.root.rglob("*")
@@ -268,7 +280,8 @@ def inspect(path: str) -> dict[str, Any]:
 VERBS: dict[str, Callable[..., dict[str, Any]]] = {
     verb.__name__: verb
     for verb in (
-        init, add, merge, checkout, branch, tag, delete, rename, repack, rebuild, inspect,
+        init, add, merge, checkout, branch, tag, delete, rename, reset, repack, gc,
+        rebuild, inspect,
     )
 }  # fmt: skip
 
@@ -294,6 +307,8 @@ def warm_up(base: str, expert: str) -> None:
         tag(path, "v1", "merged")
         repack(path, "raw")
         repack(path, "delta")
+        reset(path, "merged", "merged~1")
+        gc(path, 0)
         rebuild(path)
         inspect(path)
 

@@ -57,6 +57,17 @@ def plain_bytes(driver: Driver, family: Family, path: Path) -> None:
     driver("repack", path=path, encoding="raw")
 
 
+def two_experts_too_many(driver: Driver, family: Family, path: Path) -> None:
+    """Packs that nothing needs, packs of which little is needed, and packs in the trash."""
+    two_experts(driver, family, path)
+    driver("merge", path=path, experts=["math", "code"], branch="m/c")
+    driver("delete", path=path, name="m/c")
+    driver("gc", path=path, grace=1000)
+    driver("add", path=path, checkpoint=family.experts[2])
+    driver("reset", path=path, name="code", ref="prose")
+    driver("delete", path=path, name="prose")
+
+
 CASES = {
     "init": Case("init", nothing, lambda f: {}),
     "add a base": Case("add", empty, lambda f: {"checkpoint": f.base}),
@@ -66,6 +77,9 @@ CASES = {
     "tag": Case("tag", base_alone, lambda f: {"name": "v1", "ref": "base"}, False),
     "delete": Case("delete", two_experts, lambda f: {"name": "math"}, False),
     "rename": Case("rename", two_experts, lambda f: {"old": "math", "new": "a/b"}, False),
+    "reset": Case("reset", two_experts, lambda f: {"name": "math", "ref": "code"}, False),
+    "gc": Case("gc", two_experts_too_many, lambda f: {"grace": 1000}),
+    "gc of everything": Case("gc", two_experts_too_many, lambda f: {"grace": 0}),
     "repack as raw": Case("repack", two_experts, lambda f: {"encoding": "raw"}),
     "repack as delta": Case("repack", plain_bytes, lambda f: {"encoding": "delta"}),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.conftest import Driver
-from tests.crash.test_crash import two_experts
+from tests.crash.test_crash import two_experts, two_experts_too_many
 from tests.families import Family
 
 
@@ -79,6 +79,22 @@ def test_a_pack_is_removed_only_when_the_catalog_has_forgotten_it(publishing: Ca
         assert any(commit < place for commit in commits)
         between = [p for p in publishing.places("rename") if commits[-1] < p < place]
         assert not between
+
+
+def test_packs_go_to_the_trash_when_logs_and_catalog_have_forgotten_them(
+    driver: Driver, tiny_family: Family, memory: Path
+) -> None:
+    two_experts_too_many(driver, tiny_family, memory)
+    calls = Calls(driver.calls("gc", memory, path=memory, grace=0))
+    (commit,) = calls.places("lmdb.commit")
+    logs = [n for n in calls.places("replace") if "/logs/" in calls.all[n]]
+    trashed = [n for n in calls.places("rename") if "/trash/" in calls.all[n]]
+    removed = [n for n in calls.places("unlink") if "/trash/" in calls.all[n]]
+    assert logs
+    assert trashed
+    assert max(logs) < commit < min(trashed) < max(trashed) < min(removed)
+    for directory in ("/.mergegit/trash", "/.mergegit/packs"):
+        assert calls.synced_between(directory, max(trashed), min(removed))
 
 
 def test_a_ref_moves_last(driver: Driver, tiny_family: Family, memory: Path) -> None:

@@ -12,6 +12,7 @@ from mergegit import Repository
 from mergegit.errors import Damaged, UnusableRepository
 from mergegit.objects import Commit
 from mergegit.repository.checking import CheckReport
+from mergegit.repository.lineage import name_of
 from mergegit.storage.pack import HEADER, PREAMBLE
 from tests.families import Family
 from tests.repository.damage import flip, records_of
@@ -217,7 +218,7 @@ def test_damage_stops_the_verbs_that_meet_it(merged: Repository) -> None:
     flip(record.pack, record.offset)
     with Repository.open(record.pack.parents[2]) as reopened:
         needing = [
-            reopened._name_of(commit_id)
+            name_of(reopened.store, commit_id)
             for commit_id, commit in reopened.log()
             if record.header.key.hex() in blocks_of(reopened, commit)
         ]

@@ -17,9 +17,13 @@ from mergegit import Repository
 from mergegit.errors import BadRecipe, Busy, Damaged, UnknownRef
 from mergegit.objects import Commit, CommitId
 from mergegit.repository.collecting import EXPIRE, GRACE
+from mergegit.repository.rewriting import copy_records, records_of
 from mergegit.storage.lease import Lease
 from mergegit.storage.pack import Encoding
+from mergegit.storage.store import raw_block
+from mergegit.storage.trash import Trash
 from tests.families import Family
+from tests.repository.damage import flip
 from tests.trees import fingerprint, tree_of
 
 NOW = 2_000_000_000.0
@@ -60,6 +64,20 @@ def check(repository: Repository, family: Family, tmp_path: Path, *refs: str) ->
         repository.checkout(ref, target)
         assert tree_of(target) == tree_of(sources[ref])
         shutil.rmtree(target)
+
+
+def share_packs(repository: Repository) -> None:
+    """Copy all records into as few packs as there are roles."""
+    store = repository.store
+    drop = {}
+    with store.transaction() as transaction:
+        for number in store.catalog.packs():
+            records = records_of(store, number)
+            for _ in copy_records(store, transaction, number, records, lambda *_: True):
+                pass
+            drop[number] = [header for header, _ in records]
+        transaction.publish(drop=drop)
+    store.forget()
 
 
 # -- what goes, and when --------------------------------------------------------------------------
@@ -208,6 +226,19 @@ def test_the_result_of_a_merge_survives_a_collection_right_after(tiny: Repositor
     assert tiny.fsck().problems == []
 
 
+def test_a_plan_that_no_commit_names_stays_while_it_can_be_carried_out(tiny: Repository) -> None:
+    plan = tiny.plan(tiny.recipe(["math", "prose"]))
+    with tiny.store.transaction() as transaction:
+        transaction.write_plan(plan.plan)
+        transaction.publish()
+    collect_all(tiny)
+    assert tiny.saved_plan(plan.id.hex()).plan == plan.plan
+    tiny.delete_branch("prose")
+    collect_all(tiny)
+    with pytest.raises(UnknownRef):
+        tiny.saved_plan(plan.id.hex())
+
+
 def test_statistics_go_with_either_tensor_and_stay_with_both(tiny: Repository) -> None:
     def pairs() -> set[tuple[bytes, bytes]]:
         return set(tiny.store.catalog.all_statistics())
@@ -242,11 +273,17 @@ def test_plain_copies_for_an_expert_that_is_gone_go_too(
     """A commit stored as deltas whose blocks were stored plainly when it served as a base."""
     repository.add(tiny_family.base)
     repository.add(tiny_family.experts[0], base="base")
-    before = sum(packs(repository).values())
+
+    def stored() -> int:
+        blocks = repository.store.catalog.blocks()
+        return sum(form.nbytes for _, forms in blocks for form in forms)
+
+    before = stored()
     repository.add(tiny_family.experts[1], base="math")
     repository.delete_branch("code")
+    assert stored() > before
     collect_all(repository)
-    assert sum(packs(repository).values()) <= before
+    assert stored() == before
     check(repository, tiny_family, tmp_path, "base", "math")
     repository.add(tiny_family.experts[1], base="math")
     check(repository, tiny_family, tmp_path, "base", "math", "code")
@@ -256,8 +293,6 @@ def test_a_second_copy_of_a_block_goes(tiny: Repository, tiny_family: Family) ->
     """Two commands that ran at once may have stored the same twice."""
     block = tiny.store.tensor(next(iter(tiny.manifest("base").tensors.values()))).block(0)
     data = tiny.store.read_block(block)
-    from mergegit.storage.store import raw_block
-
     before = set(packs(tiny))
     with tiny.store.transaction() as transaction:
         transaction.write_block(raw_block(block, "BF16", data))
@@ -271,19 +306,8 @@ def test_a_second_copy_of_a_block_goes(tiny: Repository, tiny_family: Family) ->
 def test_a_pack_of_which_little_is_needed_is_rewritten(
     tiny: Repository, tiny_family: Family, tmp_path: Path
 ) -> None:
-    """Repacked at once, the blocks of all experts share packs."""
     location = tiny.store.location
-    with tiny.store.transaction() as transaction:
-        from mergegit.repository.rewriting import copy_records, records_of
-
-        drop = {}
-        for number in tiny.store.catalog.packs():
-            records = records_of(tiny.store, number)
-            for _ in copy_records(tiny.store, transaction, number, records, lambda *_: True):
-                pass
-            drop[number] = [header for header, _ in records]
-        transaction.publish(drop=drop)
-    tiny.store.forget()
+    share_packs(tiny)
     assert len(packs(tiny)) < 9
     tiny.delete_branch("prose")
     tiny.delete_branch("code")
@@ -316,6 +340,16 @@ def test_collecting_again_finds_nothing(merged: Repository) -> None:
     report = collect_all(merged)
     assert (report.trashed, report.removed, report.forgotten_moves, report.freed_bytes) == (0,) * 4
     assert fingerprint(merged.store.location.root) == before
+
+
+def test_a_pack_in_the_trash_that_the_catalog_knows_comes_back(tiny: Repository) -> None:
+    """As where an old copy of the catalog was put back."""
+    before = set(packs(tiny))
+    name = min(before)
+    Trash(tiny.store.location).put([name], NOW)
+    collect_all(tiny)
+    assert set(packs(tiny)) == before
+    assert tiny.fsck().problems == []
 
 
 # -- a dry run ------------------------------------------------------------------------------------
@@ -380,19 +414,7 @@ def test_what_only_a_log_names_and_is_lost_can_be_forgotten(tiny: Repository) ->
 def test_a_damaged_pack_is_not_rewritten(tiny: Repository) -> None:
     tiny.delete_branch("prose")
     tiny.delete_branch("code")
-    with tiny.store.transaction() as transaction:
-        from mergegit.repository.rewriting import copy_records, records_of
-
-        drop = {}
-        for number in tiny.store.catalog.packs():
-            records = records_of(tiny.store, number)
-            for _ in copy_records(tiny.store, transaction, number, records, lambda *_: True):
-                pass
-            drop[number] = [header for header, _ in records]
-        transaction.publish(drop=drop)
-    tiny.store.forget()
-    from tests.repository.damage import flip
-
+    share_packs(tiny)
     for path in tiny.store.location.packs.glob("*.pack"):
         flip(path, path.stat().st_size - 200)
     before = fingerprint(tiny.store.location.root)
@@ -592,6 +614,39 @@ def test_a_command_that_starts_meanwhile_waits(tiny: Repository, tiny_family: Fa
         assert "new" not in tiny.branches()
     assert process.wait(60) == 0
     assert tiny.resolve("new") == tiny.resolve("math")
+
+
+@pytest.mark.parametrize("verb", ["repack", "rebuild"])
+def test_what_replaces_packs_or_the_catalog_is_refused_while_a_command_writes(
+    verb: str, tiny: Repository
+) -> None:
+    before = fingerprint(tiny.store.location.root)
+    with Lease(tiny.store.location).shared(), pytest.raises(Busy):
+        if verb == "repack":
+            tiny.repack(encoding="raw")
+        else:
+            Repository.rebuild_catalog(tiny.store.location.root.parent)
+    assert fingerprint(tiny.store.location.root) == before
+
+
+@pytest.mark.parametrize("verb", ["add", "merge"])
+def test_the_lease_is_held_before_anything_is_looked_up(
+    verb: str, tiny: Repository, tiny_family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tiny.plan(tiny.recipe(["math", "code"]))
+
+    def refused(*_: object, **__: object) -> None:
+        with pytest.raises(Busy), Lease(tiny.store.location).exclusive():
+            pass
+        raise Interrupted(verb)
+
+    monkeypatch.setattr("mergegit.checkpoint.directory.inspect", refused)
+    monkeypatch.setattr("mergegit.repository.planning.gather", refused)
+    with pytest.raises(Interrupted):
+        if verb == "add":
+            tiny.add(tiny_family.experts[0])
+        else:
+            tiny.merge(plan)
 
 
 def test_a_reader_goes_on_beside_a_collection(

@@ -281,6 +281,39 @@ class RepositoryMachine(RuleBasedStateMachine):
     def repack(self, raw: bool) -> None:
         self.repository.repack(encoding="raw" if raw else "delta")
 
+    @rule(name=st.sampled_from(NAMES), ref=refs)
+    def reset(self, name: str, ref: str) -> None:
+        branches, commit = self.model.branches, self.known(ref)
+        try:
+            moved = self.repository.reset_branch(name, ref)
+        except UnknownRef:
+            assert commit is None or name not in branches
+            return
+        assert moved == (branches[name], commit)
+        branches[name] = moved[1]
+
+    @rule(everything=st.booleans())
+    def gc(self, everything: bool) -> None:
+        if everything:
+            report = self.repository.gc(expire=0, grace=0)
+            assert report.commits == len(self.model.reachable())
+            assert report.trash_bytes == 0
+        else:
+            self.repository.gc()
+        self.everything_is_there()
+
+    def everything_is_there(self) -> None:
+        """All that refs reach is sound, and comes back as it was."""
+        assert self.repository.fsck().problems == []
+        for commit in self.model.reachable():
+            known = self.model.commits[commit]
+            for name, tensor in self.repository.load(commit.hex()).items():
+                assert torch.equal(tensor.view(torch.int16), known.weights[name].view(torch.int16))
+            if known.tree is not None:
+                self.repository.checkout(commit.hex(), self.root / "out")
+                assert tree_of(self.root / "out") == known.tree
+                shutil.rmtree(self.root / "out")
+
     @rule()
     def reopen(self) -> None:
         self.repository.close()

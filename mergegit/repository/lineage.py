@@ -1,0 +1,164 @@
+"""Where commits come from and go to: bases that are inferred, parents, and the branches that merges
+move."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from mergegit.errors import NoBase, RefConflict
+from mergegit.history import is_ancestor, merge_bases, walk
+from mergegit.objects import Commit, CommitId, PlanId
+from mergegit.repository.naming import ResolvedRef, short
+from mergegit.storage.refs import check_name
+from mergegit.storage.store import Store
+
+if TYPE_CHECKING:
+    from mergegit.merge.recipe import Recipe
+
+_MAX_BRANCH: Final = 60
+
+
+def all_commits(store: Store) -> Iterator[tuple[CommitId, Commit]]:
+    """Every commit that refs reach, children before their parents."""
+    starts = [*store.refs.all("heads").values(), *store.refs.all("tags").values()]
+    return walk(starts, store.commit)
+
+
+def name_of(store: Store, commit: CommitId) -> str:
+    """A branch or tag at a commit, else its short id."""
+    for refs in (store.refs.all("heads"), store.refs.all("tags")):
+        for name, target in refs.items():
+            if target == commit:
+                return name
+    return short(commit)
+
+
+def infer_base(
+    store: Store, shapes: Mapping[str, tuple[int, ...]], notes: list[str]
+) -> ResolvedRef | None:
+    """The one root commit with these tensors. Raises ``NoBase`` where there are several."""
+    roots = [(i, commit) for i, commit in all_commits(store) if not commit.parents]
+    fitting, near = [], []
+    for commit_id, commit in roots:
+        tensors = store.manifest(commit.manifest).tensors
+        if tensors.keys() == shapes.keys() and all(
+            store.tensor(tensor_id).shape == shapes[name] for name, tensor_id in tensors.items()
+        ):
+            fitting.append(commit_id)
+        elif 2 * len(tensors.keys() & shapes.keys()) > len(shapes):
+            near.append(commit_id)
+    if len(fitting) > 1:
+        names = ", ".join(name_of(store, commit_id) for commit_id in fitting)
+        raise NoBase(
+            f"several commits have the same tensor names and shapes: {names}",
+            hint="say which is the base with --base REF, or add without one with --no-base",
+        )
+    if fitting:
+        return ResolvedRef(name_of(store, fitting[0]), fitting[0])
+    if near:
+        names = ", ".join(name_of(store, commit_id) for commit_id in near[:3])
+        notes.append(
+            f"added without a base: {names} has other tensors or shapes; "
+            "if it is the base all the same, say so with --base"
+        )
+    return None
+
+
+def merge_base(store: Store, experts: Sequence[ResolvedRef]) -> ResolvedRef:
+    """The merge base of the experts; of one alone, its first parent. Raises ``NoBase``."""
+    commits = list(dict.fromkeys(expert.commit for expert in experts))
+    hint = "say which commit the experts were trained from with --base REF"
+    if len(commits) == 1:
+        parents = store.commit(commits[0]).parents
+        if not parents:
+            raise NoBase(f"{experts[0].name} was added without a base", hint=hint)
+        return ResolvedRef(name_of(store, parents[0]), parents[0])
+    bases = merge_bases(commits, store.commit)
+    names = ", ".join(expert.name for expert in experts)
+    if not bases:
+        raise NoBase(f"{names} have no common ancestor", hint=hint)
+    if len(bases) > 1:
+        listed = ", ".join(name_of(store, base) for base in bases)
+        raise NoBase(f"{names} have several common ancestors: {listed}", hint=hint)
+    return ResolvedRef(name_of(store, bases[0]), bases[0])
+
+
+def other_base(store: Store, commit_id: CommitId, base: ResolvedRef | None) -> Iterator[str]:
+    """A word for whoever adds a checkpoint again, with another base."""
+    parents = store.commit(commit_id).parents
+    if base is not None and base.commit not in parents:
+        on = f"on base {name_of(store, parents[0])}" if parents else "without a base"
+        yield (
+            f"commit {short(commit_id)} holds this checkpoint already, {on}; it stays so: "
+            f"to merge it on {base.name}, say --base {base.name} then, too"
+        )
+
+
+def same_checkpoint(store: Store, manifest_id: bytes, tip: CommitId | None) -> CommitId | None:
+    """A commit that holds this very checkpoint: the branch's own, else any that was added."""
+    if tip is not None:
+        return tip if store.commit(tip).manifest == manifest_id else None
+    if not store.has_object(manifest_id):
+        return None
+    for commit_id, commit in all_commits(store):
+        if commit.manifest == manifest_id and commit.recipe is None:
+            return commit_id
+    return None
+
+
+def parents_of_added(
+    store: Store, base: ResolvedRef | None, tip: CommitId | None
+) -> tuple[CommitId, ...]:
+    """The base, and the branch's tip where a new version of a checkpoint is added."""
+    parents = [base.commit] if base else []
+    reached = base and tip and is_ancestor(tip, base.commit, store.commit)
+    if tip and not reached:
+        parents.append(tip)
+    return tuple(parents)
+
+
+def merge_branch(
+    store: Store, branch: str | None, recipe: Recipe, plan: PlanId, parents: tuple[CommitId, ...]
+) -> tuple[str, CommitId | None]:
+    """The branch that a merge moves, and where it stands. Raises ``RefConflict``."""
+    if branch is not None:
+        check_name(branch)
+        tip = store.refs.read("heads", branch)
+        forward = (
+            tip is None
+            or is_this_merge(store, tip, plan, parents)
+            or any(is_ancestor(tip, parent, store.commit) for parent in parents)
+        )
+        if not forward:
+            raise RefConflict(
+                f"branch {branch} would not move forward: neither base nor experts descend "
+                f"from its commit {short(tip or b'')}",
+                hint=f"choose another name with -b, or delete it with `mergegit branch -d "
+                f"{branch}`",
+            )
+        return branch, tip
+    stem = _branch_name([expert.ref for expert in recipe.experts])
+    name, number = stem, 1
+    while (tip := store.refs.read("heads", name)) is not None:
+        if is_this_merge(store, tip, plan, parents):
+            return name, tip
+        number += 1
+        name = f"{stem}-{number}"
+    return name, None
+
+
+def is_this_merge(
+    store: Store, commit_id: CommitId, plan: PlanId, parents: tuple[CommitId, ...]
+) -> bool:
+    commit = store.commit(commit_id)
+    return commit.plan == plan and commit.parents == parents
+
+
+def _branch_name(refs: Sequence[str]) -> str:
+    words = [re.sub(r"[^A-Za-z0-9._/-]+", "-", ref).strip("-./") for ref in refs]
+    name = "+".join(words)
+    if len(name) > _MAX_BRANCH:
+        name = f"{words[0][:_MAX_BRANCH]}+{len(words) - 1}-more"
+    return check_name(name)
