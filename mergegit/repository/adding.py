@@ -22,7 +22,6 @@ from mergegit.objects import (
 )
 from mergegit.pipeline import ordered_map
 from mergegit.repository.measuring import Comparison, StatisticsBuilder, compare
-from mergegit.storage.pack import Encoding
 from mergegit.storage.store import PreparedBlock, Store, Transaction
 
 NO_BASE = bytes(32)
@@ -82,7 +81,6 @@ class _ReadBlock:
     job: _BlockJob
     block: PreparedBlock
     comparison: Comparison
-    base_copy: bytes | None = None
 
 
 @dataclass(slots=True)
@@ -127,9 +125,6 @@ def store_checkpoint(
             collector = _Collector(content)
         if read.job.index >= 0:
             added.blocks += 1
-            if read.base_copy is not None and read.comparison.base_block is not None:
-                # Deltas are relative to raw blocks, so that no chain grows longer than one.
-                transaction.write_raw(read.comparison.base_block, content.dtype, read.base_copy)
             added.new_blocks += transaction.write_block(read.block)
             collector.add(read)
             added.total_bytes += read.block.size
@@ -252,12 +247,7 @@ def _read_block(store: Store, job: _BlockJob, plainly: bool) -> _ReadBlock:
         comparison.base_data,
         comparison.quantised,
     )
-    forms = store.catalog.forms_of([comparison.base_block])[comparison.base_block]
-    has_raw = any(form.encoding is Encoding.RAW for form in forms)
-    is_delta = prepared.base is not None
-    return _ReadBlock(
-        job, prepared, comparison, comparison.base_data if is_delta and not has_raw else None
-    )
+    return _ReadBlock(job, prepared, comparison)
 
 
 def _total_bytes(checkpoint: Checkpoint) -> int:

@@ -308,8 +308,13 @@ class Store:
 
             encoded = delta.encode(bytes(data), base_data, dtype, quantised)
             if encoded is not None:
-                return PreparedBlock(block, dtype, encoded.segments, len(data), base)
+                copy = None if self._has_raw(base) else base_data
+                return PreparedBlock(block, dtype, encoded.segments, len(data), base, copy)
         return raw_block(block, dtype, data)
+
+    def _has_raw(self, block: BlockId) -> bool:
+        forms = self.catalog.forms_of([block]).get(block, [])
+        return any(form.encoding is Encoding.RAW for form in forms)
 
     def transaction(self) -> Transaction:
         return Transaction(self)
@@ -318,13 +323,18 @@ class Store:
 @dataclass(frozen=True, slots=True)
 class PreparedBlock:
     """A block ready to be written, as the layers of one form; no segments where it is stored
-    already. ``size`` is its raw length in bytes."""
+    already. ``size`` is its raw length in bytes.
+
+    ``base_copy`` are the bytes of a delta's base that is not stored in its raw form: it will be, so
+    that no chain of deltas grows longer than one.
+    """
 
     block: BlockId
     dtype: str
     segments: tuple[Segment, ...]
     size: int
     base: BlockId | None = None
+    base_copy: bytes | None = None
 
     @property
     def stored_bytes(self) -> int:
@@ -415,6 +425,8 @@ class Transaction:
         new."""
         if not prepared.segments or prepared.block in self._new_blocks:
             return False
+        if prepared.base is not None and prepared.base_copy is not None:
+            self.write_raw(prepared.base, prepared.dtype, prepared.base_copy)
         self._new_blocks.add(prepared.block)
         self._write_form(prepared)
         return True

@@ -193,3 +193,25 @@ def test_a_damaged_plane_is_found_before_it_is_used(loaded: Repository) -> None:
     recipe = loaded.recipe(["math"])
     with pytest.raises(Exception, match="damaged"):
         loaded.merge(loaded.plan(recipe, budget="7%"))
+
+
+def test_merging_on_a_fine_tune_makes_no_chain_of_two(
+    repository: Repository, tmp_path: Path
+) -> None:
+    base = base_tensors()
+    chat = expert_tensors(base, "chat")
+    repository.add(save_checkpoint(tmp_path / "base", base))
+    for name, tensors in (
+        ("chat", chat),
+        ("math", expert_tensors(chat, "math", 5e-4)),
+        ("code", expert_tensors(chat, "code", 5e-4)),
+    ):
+        repository.add(save_checkpoint(tmp_path / name, tensors), base="base")
+    recipe = repository.recipe(["math", "code"], base="chat")
+    repository.merge(repository.plan(recipe), branch="merged")
+    for _, stored in repository.store.catalog.blocks():
+        for form in stored:
+            if form.encoding is Encoding.DELTA:
+                below = repository.store.forms([BlockId(form.base)])[BlockId(form.base)]
+                assert Encoding.RAW in {other.encoding for other in below}
+    assert repository.fsck().is_clean
