@@ -22,7 +22,9 @@ from mergegit.objects import (
 )
 from mergegit.pipeline import ordered_map
 from mergegit.repository.measuring import Comparison, StatisticsBuilder, compare
-from mergegit.storage.store import PreparedBlock, Store, Transaction
+from mergegit.storage.prepared import PreparedBlock
+from mergegit.storage.store import Store
+from mergegit.storage.transaction import Transaction
 
 NO_BASE = bytes(32)
 """Stands in statistics for a base of zeros."""

@@ -23,8 +23,10 @@ from mergegit.repository.companions import (
     model_card,
 )
 from mergegit.repository.planning import Inputs, Progress, coefficients_of, known_of
+from mergegit.storage.prepared import PreparedBlock, raw_block
 from mergegit.storage.reader import ByteCount
-from mergegit.storage.store import PreparedBlock, Store, Transaction, raw_block
+from mergegit.storage.store import Store
+from mergegit.storage.transaction import Transaction
 
 
 def merge_blocks(

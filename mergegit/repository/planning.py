@@ -20,7 +20,8 @@ from mergegit.objects import ID_BYTES, Manifest, Tensor, TensorId, block_element
 from mergegit.pipeline import ordered_map
 from mergegit.repository.measuring import Comparison, StatisticsBuilder, compare
 from mergegit.statistics import PLANES, TensorStatistics
-from mergegit.storage.store import Store, Transaction
+from mergegit.storage.store import Store
+from mergegit.storage.transaction import Transaction
 
 Progress = Callable[[int, int], None]
 

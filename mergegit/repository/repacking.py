@@ -15,7 +15,9 @@ from mergegit.pipeline import ordered_map
 from mergegit.repository.rewriting import copy_records, is_worth_rewriting, records_of
 from mergegit.storage import delta
 from mergegit.storage.pack import Encoding, Header, Kind
-from mergegit.storage.store import PreparedBlock, Store, Transaction, raw_block
+from mergegit.storage.prepared import PreparedBlock, raw_block
+from mergegit.storage.store import Store
+from mergegit.storage.transaction import Transaction
 
 Progress = Callable[[int, int], None]
 
@@ -54,24 +56,21 @@ def repack_manifest(
     total, at = sum(job.size for job in jobs), 0
     superseded: set[tuple[bytes, Encoding]] = set()
 
-    def encode(job: _Job) -> tuple[_Job, PreparedBlock, bytes | None]:
+    def encode(job: _Job) -> tuple[_Job, PreparedBlock]:
         data = store.read_block(job.block)
         if job.base is None:
-            return job, raw_block(job.block, job.dtype, data), None
+            return job, raw_block(job.block, job.dtype, data)
         base_data = store.read_block(job.base)
         encoded = delta.encode(data, base_data, job.dtype)
         segments = encoded.segments if encoded else ()
-        prepared = PreparedBlock(job.block, job.dtype, segments, len(data), job.base)
-        return job, prepared, base_data
+        return job, PreparedBlock(job.block, job.dtype, segments, len(data), job.base, base_data)
 
     with store.transaction() as transaction:
-        for job, prepared, base_data in ordered_map(encode, jobs, threads=threads):
+        for job, prepared in ordered_map(encode, jobs, threads=threads):
             at += job.size
             progress(at, total)
             if not prepared.segments:
                 continue
-            if job.base is not None and base_data is not None:
-                transaction.write_raw(job.base, job.dtype, base_data)
             old = Encoding.DELTA if plainly else Encoding.RAW
             forms = store.forms([job.block])[job.block]
             transaction.write_block(prepared)

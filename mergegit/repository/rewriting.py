@@ -8,7 +8,8 @@ from typing import Final
 from mergegit.errors import Damaged
 from mergegit.storage.catalog import place_of
 from mergegit.storage.pack import Header, scan
-from mergegit.storage.store import Store, Transaction
+from mergegit.storage.store import Store
+from mergegit.storage.transaction import Transaction
 
 _WORTH: Final = 4
 """A pack is rewritten when at least one in so many of its bytes is no longer needed."""

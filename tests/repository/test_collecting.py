@@ -20,7 +20,7 @@ from mergegit.repository.collecting import EXPIRE, GRACE
 from mergegit.repository.rewriting import copy_records, records_of
 from mergegit.storage.lease import Lease
 from mergegit.storage.pack import Encoding
-from mergegit.storage.store import raw_block
+from mergegit.storage.prepared import raw_block
 from mergegit.storage.trash import Trash
 from tests.families import Family
 from tests.repository.damage import flip
@@ -533,7 +533,7 @@ def test_interrupted_at_any_step_it_loses_nothing(
 WRITER = """
 import sys
 from mergegit import Repository
-from mergegit.storage.store import Transaction
+from mergegit.storage.transaction import Transaction
 
 publish = Transaction.publish
 

@@ -12,7 +12,8 @@ from mergegit.encoding import hash_block
 from mergegit.objects import BlockId, Commit, CommitId, ManifestId
 from mergegit.storage.pack import Header, Kind, PackWriter, checksum
 from mergegit.storage.refs import RefUpdate, Space
-from mergegit.storage.store import Store, Transaction
+from mergegit.storage.store import Store
+from mergegit.storage.transaction import Transaction
 
 Record = tuple[Header, bytes]
 

@@ -21,13 +21,14 @@ import pytest
 from mergegit.encoding import encode, hash_block, hash_object
 from mergegit.errors import Damaged, MergegitError, NoSpace, RefConflict
 from mergegit.objects import BlockId, CommitId, Manifest, ManifestId, PlanId, Tensor, TensorId
-from mergegit.storage import store as store_module
+from mergegit.storage import transaction as transaction_module
 from mergegit.storage.catalog import Catalog, StoredForm
 from mergegit.storage.location import Location
 from mergegit.storage.pack import scan
+from mergegit.storage.prepared import raw_block
 from mergegit.storage.reader import ByteCount
 from mergegit.storage.refs import Refs
-from mergegit.storage.store import DamagedBlock, Store, raw_block
+from mergegit.storage.store import DamagedBlock, Store
 from mergegit.storage.workspace import sweep
 from tests.storage.samples import an_id, commit, flip, move, publish_blocks, put, some_bytes
 
@@ -300,7 +301,7 @@ def test_packs_say_themselves_what_is_in_them(store: Store, location: Location) 
 def test_a_full_pack_is_closed_and_the_next_begun(
     store: Store, location: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "PACK_BYTES", 4000)
+    monkeypatch.setattr(transaction_module, "PACK_BYTES", 4000)
     contents = [some_bytes(number) for number in range(10)]
     blocks = publish_blocks(store, *contents)
     assert len(pack_files(location)) == 3
