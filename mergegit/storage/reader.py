@@ -95,12 +95,6 @@ class PackReader:
             return data
         return decompress(data, place.size, self.pack_name(place))
 
-    def will_need(self, place: Place) -> None:
-        """Tell the kernel that a place will be read soon."""
-        if hasattr(os, "posix_fadvise"):
-            fd = self._pack(place.pack).fd
-            os.posix_fadvise(fd, place.offset, place.length, os.POSIX_FADV_WILLNEED)
-
     def pack_name(self, place: Place) -> str:
         return self._pack(place.pack).name
 

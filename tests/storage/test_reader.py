@@ -162,14 +162,6 @@ def test_threads_read_and_count_together(
     assert count.total == 400 * 1024
 
 
-def test_what_will_be_needed_may_be_told_beforehand(
-    location: Location, catalog: Catalog, reader: PackReader
-) -> None:
-    _, (place,) = store_pack(location, catalog, record(1, b"one"))
-    reader.will_need(place)
-    assert reader.read(place) == b"one"
-
-
 # -- open files -----------------------------------------------------------------------------------
 
 
