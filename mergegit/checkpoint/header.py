@@ -9,6 +9,7 @@ data is read: the file may come from anywhere.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -151,10 +152,7 @@ def build_header(
     facts: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, dtype, shape in tensors:
-        elements = 1
-        for size in shape:
-            elements *= size
-        end = at + byte_length(dtype, elements)
+        end = at + byte_length(dtype, math.prod(shape))
         facts[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode()

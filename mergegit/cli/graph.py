@@ -6,7 +6,7 @@ wait for the same commit close into one before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 _Id = TypeVar("_Id")
@@ -101,11 +101,3 @@ class Graph(Generic[_Id]):
         if lane == low:
             return "├"
         return {"╮": "┬", "╯": "┴", "┤": "┼"}[mark]
-
-
-def draw_all(commits: Iterable[tuple[_Id, Sequence[_Id]]]) -> Iterator[str]:
-    """The graph of commits and their parents, without any text."""
-    graph: Graph[_Id] = Graph()
-    for commit, parents in commits:
-        for line, _ in graph.draw(commit, parents):
-            yield line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -183,9 +184,7 @@ def _contents(store: Store, checkpoint: Checkpoint, base: Manifest | None) -> It
         yield _Content(("header", path), "U8", (len(text),), len(text), text)
         for entry in shard.header.tensors:
             owned = checkpoint.owner.get(entry.name) == index
-            elements = 1
-            for size in entry.shape:
-                elements *= size
+            elements = math.prod(entry.shape)
             measured = owned and DTYPES[entry.dtype].is_float
             base_id = base.tensors.get(entry.name) if base and measured else None
             base_tensor = store.tensor(base_id) if base_id else None

@@ -161,13 +161,14 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
             elements = block_elements(base.elements, index)
             write_bytes[start + index] = byte_length(out_dtype, elements)
         base_bytes[here] = _plain_bytes(store, base)
+        spreads, limits = coefficients.spreads, coefficients.limits
         for k, statistics in enumerate(known):
             if statistics is not None:
                 _refuse_nonfinite(recipe, inputs.experts[k].ref, name, statistics)
                 tensor = inputs.experts[k].tensors[name]
-                ladders[k].weights[here] = coefficients.spreads[k]
-                ladders[k].limits[here] = coefficients.limits[k]
-                if coefficients.limits[k] > 0:
+                ladders[k].weights[here] = spreads[k]
+                ladders[k].limits[here] = limits[k]
+                if limits[k] > 0:
                     ladders[k].fill(store, here, tensor, base, statistics)
                     _share(ladders, k, inputs, name, here, coefficients)
         energy += _merged_energy(known, coefficients)

@@ -142,7 +142,6 @@ class Status:
     packs: int
     checkpoint_bytes: int
     disk_bytes: int
-    unused_packs: int = 0
 
     @property
     def ratio(self) -> float | None:

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergegit.cli.graph import Graph, as_ascii, draw_all
+from mergegit.cli.graph import Graph, as_ascii
 
 History = Sequence[tuple[str, Sequence[str]]]
 """Commits with their parents, children first."""
@@ -16,6 +16,14 @@ ARMS = {
     "╮": "ld", "╯": "lu", "┬": "lrd", "┴": "lru", "●": "ud",
 }  # fmt: skip
 """The sides on which each character meets its neighbours."""
+
+
+def draw_all(commits: History) -> Iterator[str]:
+    """The graph of commits and their parents, without any text."""
+    graph: Graph[str] = Graph()
+    for commit, parents in commits:
+        for line, _ in graph.draw(commit, parents):
+            yield line
 
 
 def drawing(text: str) -> list[str]:
