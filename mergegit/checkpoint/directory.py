@@ -1,8 +1,9 @@
 """A checkpoint on disk, inspected: all that headers, index and config can tell, and no weights.
 
 A directory is read as Hugging Face tools read it: ``model.safetensors`` if it is there, else the
-shards that ``model.safetensors.index.json`` names, else all ``.safetensors`` files at the top.
-Every other file comes along as it is. A single ``.safetensors`` file is a checkpoint too.
+shards that ``model.safetensors.index.json`` names, else all ``.safetensors`` files at the top, else
+``pytorch_model.bin`` or its shards. Every other file comes along as it is. A single
+``.safetensors`` file is a checkpoint too.
 """
 
 from __future__ import annotations
@@ -15,56 +16,27 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from mergegit.checkpoint.header import FileHeader, TensorEntry, read_header
+from mergegit.checkpoint.layout import INDEX_FILE, SINGLE_FILE, index_bytes, shard_paths
+from mergegit.checkpoint.source import SourceFile
 from mergegit.errors import BadCheckpoint
 
-SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
+TORCH_FILE: Final = "pytorch_model.bin"
+TORCH_INDEX: Final = "pytorch_model.bin.index.json"
 CONFIG_FILE: Final = "config.json"
 SUFFIX: Final = ".safetensors"
+TORCH_SUFFIX: Final = ".bin"
 IGNORED: Final = frozenset({".git", ".cache", ".mergegit", "__pycache__", ".ipynb_checkpoints"})
 """Names, at any depth, that are no part of a checkpoint."""
 MAX_JSON_BYTES: Final = 64 << 20
-_SHARD_NAME: Final = re.compile(r"^(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors$")
-
-
-@dataclass(frozen=True, slots=True)
-class SourceFile:
-    """A file of the checkpoint: where it is, its path inside, and how it was when inspected."""
-
-    path: Path
-    inside: str
-    size: int
-    mtime_ns: int
-
-    def open(self) -> int:
-        """An open descriptor. Raises ``BadCheckpoint`` where the file is not as it was."""
-        try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError as error:
-            raise BadCheckpoint(
-                f"{self.path} vanished while the checkpoint was read", hint="run the command again"
-            ) from error
-        try:
-            self.check_unchanged(fd)
-        except BadCheckpoint:
-            os.close(fd)
-            raise
-        return fd
-
-    def check_unchanged(self, fd: int) -> None:
-        now = os.fstat(fd)
-        if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
-            raise BadCheckpoint(
-                f"{self.path} changed while it was read", hint="run the command again"
-            )
+_SHARD_NAME: Final = re.compile(r"^(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+)\.\w+$")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """A safetensors file and its header."""
+    """A safetensors file and its header, or a PyTorch file that is seen as one."""
 
     source: SourceFile
     header: FileHeader
@@ -76,7 +48,8 @@ class Checkpoint:
 
     ``shards`` are all safetensors files, the model's first; ``owner`` gives for each of the
     model's tensors the index of the shard that holds it. ``contents`` are the bytes of files that
-    had to be read for the inspection, so that no file is read twice. ``notes`` say what a careful
+    had to be read for the inspection, so that no file is read twice; ``made`` are those of files
+    that belong to the checkpoint as it is kept and are not on disk. ``notes`` say what a careful
     user should know.
     """
 
@@ -88,6 +61,7 @@ class Checkpoint:
     directories: tuple[str, ...]
     contents: dict[str, bytes]
     notes: tuple[str, ...] = ()
+    made: dict[str, bytes] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, TensorEntry]:
         """The model's tensors by name."""
@@ -97,6 +71,19 @@ class Checkpoint:
             for entry in shard.header.tensors
             if self.owner.get(entry.name) == index
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Which files hold the model, and where its index places tensors.
+
+    ``index`` is the index's name, for messages. ``spent`` are files that what is kept replaces.
+    """
+
+    shards: tuple[ShardFile, ...]
+    weight_map: dict[str, str]
+    index: str = INDEX_FILE
+    spent: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -122,23 +109,20 @@ def inspect(path: Path) -> Checkpoint:
     listing = _list(path)
     contents: dict[str, bytes] = {}
     notes: list[str] = []
-    weight_map: dict[str, str] = {}
-    if SINGLE_FILE in listing.files:
-        model = [SINGLE_FILE]
-        if INDEX_FILE in listing.files:
-            notes.append(f"{SINGLE_FILE} is taken for the model; {INDEX_FILE} comes along as it is")
-    elif INDEX_FILE in listing.files:
-        weight_map = _read_index(listing.files[INDEX_FILE], contents)
-        model = _indexed_shards(path, weight_map, listing)
-    else:
-        model = _top_level_shards(path, listing)
-    others = [name for name in listing.files if name.endswith(SUFFIX) and name not in set(model)]
-    shards = tuple(_read_shard(listing.files[name]) for name in [*model, *others])
-    owner = _owners(shards[: len(model)], weight_map)
+    config: dict[str, Any] = {}
     if CONFIG_FILE in listing.files:
         config = _read_json(listing.files[CONFIG_FILE], contents)
-        notes.extend(_config_notes(config, owner, shards))
-    plain = tuple(source for name, source in listing.files.items() if not name.endswith(SUFFIX))
+    model = _find_model(path, listing, contents, config, notes)
+    taken = model.spent | {shard.source.inside for shard in model.shards}
+    others = [name for name in listing.files if name.endswith(SUFFIX) and name not in taken]
+    shards = (*model.shards, *(_read_shard(listing.files[name]) for name in others))
+    owner = _owners(model.shards, model.weight_map, model.index)
+    notes.extend(_config_notes(config, owner, shards))
+    plain = tuple(
+        source
+        for name, source in listing.files.items()
+        if not name.endswith(SUFFIX) and name not in model.spent
+    )
     return Checkpoint(
         path,
         _name_of(path.resolve()),
@@ -148,7 +132,96 @@ def inspect(path: Path) -> Checkpoint:
         tuple(listing.directories),
         contents,
         tuple(notes),
+        _new_index(model.shards, owner) if model.spent else {},
     )
+
+
+def _find_model(
+    path: Path,
+    listing: _Listing,
+    contents: dict[str, bytes],
+    config: dict[str, Any],
+    notes: list[str],
+) -> _Model:
+    weight_map: dict[str, str] = {}
+    if SINGLE_FILE in listing.files:
+        names = [SINGLE_FILE]
+        if INDEX_FILE in listing.files:
+            notes.append(f"{SINGLE_FILE} is taken for the model; {INDEX_FILE} comes along as it is")
+    elif INDEX_FILE in listing.files:
+        weight_map = _read_index(listing.files[INDEX_FILE], contents, SUFFIX)
+        names = _indexed_shards(path, weight_map, listing, INDEX_FILE)
+    else:
+        names = [name for name in listing.files if name.endswith(SUFFIX) and "/" not in name]
+        if not names:
+            return _find_torch_model(path, listing, config, notes)
+        _check_siblings(path, names, listing)
+    return _Model(tuple(_read_shard(listing.files[name]) for name in names), weight_map)
+
+
+def _find_torch_model(
+    path: Path, listing: _Listing, config: dict[str, Any], notes: list[str]
+) -> _Model:
+    """The model of a directory without safetensors: its PyTorch files, as what they become."""
+    from mergegit.checkpoint.legacy import inspect_torch_file
+
+    weight_map: dict[str, str] = {}
+    names = [name for name in listing.files if re.match(r"pytorch_model-\d+-of-\d+\.bin$", name)]
+    spent = set[str]()
+    if TORCH_FILE in listing.files:
+        names = [TORCH_FILE]
+        if TORCH_INDEX in listing.files:
+            notes.append(f"{TORCH_FILE} is taken for the model; {TORCH_INDEX} comes along as it is")
+    elif TORCH_INDEX in listing.files:
+        weight_map = _read_index(listing.files[TORCH_INDEX], {}, TORCH_SUFFIX)
+        names = _indexed_shards(path, weight_map, listing, TORCH_INDEX)
+        spent.add(TORCH_INDEX)
+    elif names:
+        _check_siblings(path, names, listing)
+    else:
+        _fail_without_weights(path, listing)
+    becomes = dict(zip(names, shard_paths(len(names)), strict=True))
+    # A config that forbids ties is believed: without the tensor's second name the model would
+    # load with random weights under it.
+    unties = config.get("tie_word_embeddings") is not False
+    shards: list[ShardFile] = []
+    left_out: list[str] = []
+    for name, inside in becomes.items():
+        elsewhere = frozenset(tensor for tensor, file in weight_map.items() if file != name)
+        found = inspect_torch_file(listing.files[name], inside, unties=unties, elsewhere=elsewhere)
+        shards.append(ShardFile(found.source, found.header))
+        for tied, owner in found.ties.items():
+            left_out.append(f"{tied} (as {owner})")
+            weight_map.pop(tied, None)
+    notes.append("read from PyTorch files; it comes back as safetensors")
+    if left_out:
+        notes.append(f"tensors that have two names are kept under one: {', '.join(left_out)}")
+    places = {tensor: becomes[file] for tensor, file in weight_map.items()}
+    return _Model(tuple(shards), places, TORCH_INDEX, frozenset(spent.union(names)))
+
+
+def _fail_without_weights(path: Path, listing: _Listing) -> NoReturn:
+    legacy = [name for name in listing.files if name.endswith((".bin", ".pt", ".pth"))]
+    raise BadCheckpoint(
+        f"{path} holds no safetensors files",
+        hint=f"save {legacy[0]} as safetensors first, with save_pretrained of transformers"
+        if legacy
+        else "name the directory that holds model.safetensors or its shards",
+    )
+
+
+def _new_index(shards: tuple[ShardFile, ...], owner: dict[str, int]) -> dict[str, bytes]:
+    """The index of shards that had another, where there are several."""
+    if len(shards) == 1:
+        return {}
+    owned = [
+        [entry for entry in shard.header.tensors if owner[entry.name] == index]
+        for index, shard in enumerate(shards)
+    ]
+    total = sum(entry.end - entry.begin for entries in owned for entry in entries)
+    names = [[entry.name for entry in entries] for entries in owned]
+    paths = [shard.source.inside for shard in shards]
+    return {INDEX_FILE: index_bytes(list(zip(paths, names, strict=True)), total)}
 
 
 def _name_of(path: Path) -> str:
@@ -165,7 +238,7 @@ def _inspect_file(path: Path) -> Checkpoint:
             hint="name a checkpoint's directory or a safetensors file",
         )
     shard = _read_shard(_source(path, path.name))
-    return Checkpoint(path, path.stem, (shard,), _owners((shard,), {}), (), (), {})
+    return Checkpoint(path, path.stem, (shard,), _owners((shard,), {}, INDEX_FILE), (), (), {})
 
 
 def _list(root: Path) -> _Listing:
@@ -260,7 +333,8 @@ def _read_json(source: SourceFile, contents: dict[str, bytes]) -> dict[str, Any]
     return value
 
 
-def _read_index(source: SourceFile, contents: dict[str, bytes]) -> dict[str, str]:
+def _read_index(source: SourceFile, contents: dict[str, bytes], suffix: str) -> dict[str, str]:
+    """The files that an index places tensors in, all of them ending in ``suffix``."""
     weight_map = _read_json(source, contents).get("weight_map")
     if not (
         isinstance(weight_map, dict)
@@ -273,7 +347,7 @@ def _read_index(source: SourceFile, contents: dict[str, bytes]) -> dict[str, str
         )
     for file in weight_map.values():
         parts = PurePosixPath(file).parts
-        if file.startswith("/") or ".." in parts or not file.endswith(SUFFIX):
+        if file.startswith("/") or ".." in parts or not file.endswith(suffix):
             raise BadCheckpoint(
                 f"{source.path} names the file {file!r}, which can't be a shard",
                 hint="download the checkpoint again",
@@ -281,43 +355,39 @@ def _read_index(source: SourceFile, contents: dict[str, bytes]) -> dict[str, str
     return weight_map
 
 
-def _indexed_shards(path: Path, weight_map: dict[str, str], listing: _Listing) -> list[str]:
+def _indexed_shards(
+    path: Path, weight_map: dict[str, str], listing: _Listing, index: str
+) -> list[str]:
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if shard not in listing.files]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise BadCheckpoint(
-            f"shard {missing[0]}{more} of {path} is missing; {INDEX_FILE} names it",
+            f"shard {missing[0]}{more} of {path} is missing; {index} names it",
             hint="download the checkpoint again",
         )
     return shards
 
 
-def _top_level_shards(path: Path, listing: _Listing) -> list[str]:
-    shards = [name for name in listing.files if name.endswith(SUFFIX) and "/" not in name]
-    if not shards:
-        legacy = [name for name in listing.files if name.endswith((".bin", ".pt", ".pth"))]
-        raise BadCheckpoint(
-            f"{path} holds no safetensors files",
-            hint=f"save {legacy[0]} as safetensors first, with save_pretrained of transformers"
-            if legacy
-            else "name the directory that holds model.safetensors or its shards",
-        )
+def _check_siblings(path: Path, shards: list[str], listing: _Listing) -> None:
+    """Whether all shards are there that the names of some of them count."""
     for name in shards:
         match = _SHARD_NAME.match(name)
         if match is None:
             continue
         width = len(match["number"])
+        suffix = PurePosixPath(name).suffix
         for number in range(1, int(match["count"]) + 1):
-            sibling = f"{match['stem']}-{number:0{width}d}-of-{match['count']}{SUFFIX}"
+            sibling = f"{match['stem']}-{number:0{width}d}-of-{match['count']}{suffix}"
             if sibling not in listing.files:
                 raise BadCheckpoint(
                     f"shard {sibling} of {path} is missing", hint="download the checkpoint again"
                 )
-    return shards
 
 
-def _owners(shards: tuple[ShardFile, ...], weight_map: dict[str, str]) -> dict[str, int]:
+def _owners(
+    shards: tuple[ShardFile, ...], weight_map: dict[str, str], index_name: str
+) -> dict[str, int]:
     """Which of the model's shards holds each tensor; the index decides where two do."""
     holders: dict[str, list[int]] = {}
     for index, shard in enumerate(shards):
@@ -329,7 +399,7 @@ def _owners(shards: tuple[ShardFile, ...], weight_map: dict[str, str]) -> dict[s
         index = by_name[file]
         if index not in holders.get(name, ()):
             raise BadCheckpoint(
-                f"{shards[index].source.path} lacks tensor {name}, which {INDEX_FILE} places there",
+                f"{shards[index].source.path} lacks tensor {name}, which {index_name} places there",
                 hint="download the checkpoint again",
             )
         owner[name] = index

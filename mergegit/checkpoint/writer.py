@@ -14,16 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mergegit.checkpoint.directory import IGNORED
-from mergegit.errors import BadTarget, NoSpace
+from mergegit.dtypes import byte_length
+from mergegit.errors import BadTarget, NoSpace, Unconfirmed
 from mergegit.objects import Manifest, Tensor, TensorId
 
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A run of a file's bytes: literal, or the blocks of a tensor."""
+    """A run of a file's bytes: literal, or the blocks of a tensor.
+
+    ``dtype`` is the one that the tensor's elements are to be converted to, or None where they are
+    written as they are; ``name`` is what the tensor is called then.
+    """
 
     literal: bytes = b""
     tensor: Tensor | None = None
+    dtype: str | None = None
+    name: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        if self.tensor is None:
+            return len(self.literal)
+        return byte_length(self.dtype or self.tensor.dtype, self.tensor.elements)
 
 
 def file_parts(
@@ -36,11 +49,16 @@ def file_parts(
         yield path, [FilePart(tensor=load_tensor(tensor_id))]
     for shard in manifest.shards:
         header = load_bytes(load_tensor(shard.header))
-        parts = [FilePart(literal=struct.pack("<Q", len(header)) + header)]
+        parts = [header_part(header)]
         parts += [
             FilePart(tensor=load_tensor(manifest.tensor_of(shard, name))) for name in shard.names
         ]
         yield shard.path, parts
+
+
+def header_part(text: bytes) -> FilePart:
+    """How a safetensors file begins whose header has this text."""
+    return FilePart(literal=struct.pack("<Q", len(text)) + text)
 
 
 def check_path(path: str) -> str:
@@ -97,7 +115,14 @@ def new_directory(target: Path) -> Iterator[Path]:
         raise
     finally:
         os.close(fd)
-    _sync_directory(parent)
+    try:
+        _sync_directory(parent)
+    except OSError as error:
+        raise Unconfirmed(
+            f"{target} is written, but the disk did not confirm it "
+            f"({os.strerror(error.errno or 0)})",
+            hint="see to the disk, remove the directory, and check the commit out again",
+        ) from error
 
 
 def _check_free(target: Path) -> None:

@@ -55,6 +55,9 @@ def command(
     goes on a branch of its name, with its base as parent: by default the one in the repository
     that has the same tensor names and shapes. Blocks that are there already are not stored again.
 
+    PyTorch files (pytorch_model.bin) are read without running what they hold, where there are no
+    safetensors, and kept as safetensors.
+
     \b
     Examples:
       mergegit add ./llama-3-8b

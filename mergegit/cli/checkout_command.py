@@ -11,6 +11,7 @@ from mergegit.cli.common import (
     json_option,
     open_repository,
     print_json,
+    print_notes,
     threads_option,
 )
 from mergegit.cli.progress import progress_bar
@@ -20,24 +21,44 @@ from mergegit.cli.text import human_bytes, human_seconds, plural, printable
 @click.command("checkout")
 @click.argument("ref", shell_complete=complete_ref)
 @click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--dtype",
+    metavar="DTYPE",
+    help="Convert floating tensors, to float16 for example; by default they stay as they are.",
+)
+@click.option(
+    "--shard-size",
+    metavar="SIZE",
+    help="Lay the tensors out anew, with at most this much in a file: 5GB, 500MiB.",
+)
 @threads_option
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, ref: str, directory: Path, threads: int | None, as_json: bool
+    ctx: click.Context,
+    ref: str,
+    directory: Path,
+    dtype: str | None,
+    shard_size: str | None,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Write the files of REF into DIRECTORY, which must not exist or be empty.
 
     The directory appears whole or not at all. A checkpoint that was added comes back byte for
-    byte; a merged one can be loaded or uploaded as it stands.
+    byte; a merged one can be loaded or uploaded as it stands. With another dtype or shard size the
+    config and the index follow, and weights in other files beside the model are left out.
 
     \b
-    Example:
+    Examples:
       mergegit checkout llama-math+llama-code ./merged
+      mergegit checkout llama-math ./math-half --dtype float16 --shard-size 2GB
     """
     repository = open_repository(ctx, threads=threads)
     with progress_bar() as progress:
-        report = repository.checkout(ref, directory, progress=progress)
+        report = repository.checkout(
+            ref, directory, dtype=dtype, shard_size=shard_size, progress=progress
+        )
     if as_json:
         print_json(
             {
@@ -46,9 +67,11 @@ def command(
                 "files": report.files,
                 "bytes": report.nbytes,
                 "seconds": round(report.seconds, 3),
+                "notes": list(report.notes),
             }
         )
         return
+    print_notes(report.notes)
     click.echo(
         f"{ref} written to {printable(str(directory))}: {plural(report.files, 'file')}, "
         f"{human_bytes(report.nbytes)}, {human_seconds(report.seconds)}"

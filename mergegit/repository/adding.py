@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from mergegit.checkpoint.directory import Checkpoint, SourceFile
+from mergegit.checkpoint.directory import Checkpoint
+from mergegit.checkpoint.source import Reader, SourceFile
 from mergegit.dtypes import DTYPES, byte_length
 from mergegit.encoding import hash_block
-from mergegit.errors import BadCheckpoint
 from mergegit.objects import (
     BLOCK_ELEMENTS,
     BlockId,
@@ -33,30 +33,6 @@ NO_BASE = bytes(32)
 Progress = Callable[[int, int], None]
 
 
-class _OpenSource:
-    """A source's descriptor, open while any block of it is still to be read."""
-
-    def __init__(self, source: SourceFile) -> None:
-        self.source = source
-        self.fd = source.open()
-
-    def read(self, offset: int, length: int) -> bytes:
-        data = os.pread(self.fd, length, offset)
-        while len(data) < length:
-            more = os.pread(self.fd, length - len(data), offset + len(data))
-            if not more:
-                raise BadCheckpoint(
-                    f"{self.source.path} became shorter while it was read",
-                    hint="run the command again when the file is complete",
-                )
-            data += more
-        return data
-
-    def __del__(self) -> None:
-        if hasattr(self, "fd"):
-            os.close(self.fd)
-
-
 @dataclass(frozen=True, slots=True)
 class _Content:
     """A tensor to store: where its bytes come from, and the base tensor to measure it against."""
@@ -76,7 +52,7 @@ class _Content:
 class _BlockJob:
     content: _Content
     index: int
-    source: _OpenSource | bytes
+    source: Reader | bytes
 
 
 @dataclass(slots=True)
@@ -178,6 +154,8 @@ def _contents(store: Store, checkpoint: Checkpoint, base: Manifest | None) -> It
     for source in checkpoint.files:
         held = checkpoint.contents.get(source.inside, source)
         yield _Content(("file", source.inside), "U8", (source.size,), source.size, held)
+    for path, data in checkpoint.made.items():
+        yield _Content(("file", path), "U8", (len(data),), len(data), data)
     for index, shard in enumerate(checkpoint.shards):
         text = shard.header.text
         path = shard.source.inside
@@ -209,15 +187,13 @@ def _comparable(base: Tensor, shape: tuple[int, ...]) -> bool:
 
 def _block_jobs(contents: list[_Content]) -> Iterator[_BlockJob]:
     """The blocks of all contents; a content without any gives one job of index -1."""
-    open_source: _OpenSource | None = None
+    opened: SourceFile | None = None
+    source: Reader | bytes = b""
     for content in contents:
-        source: _OpenSource | bytes
         if isinstance(content.source, bytes):
-            source = content.source
-        else:
-            if open_source is None or open_source.source is not content.source:
-                open_source = _OpenSource(content.source)
-            source = open_source
+            source, opened = content.source, None
+        elif content.source is not opened:
+            source, opened = content.source.reader(), content.source
         count = block_count(content.elements)
         for index in range(count) if count else (-1,):
             yield _BlockJob(content, index, source)
@@ -253,6 +229,7 @@ def _read_block(store: Store, job: _BlockJob, plainly: bool) -> _ReadBlock:
 
 def _total_bytes(checkpoint: Checkpoint) -> int:
     files = sum(source.size for source in checkpoint.files)
+    files += sum(len(data) for data in checkpoint.made.values())
     return files + sum(shard.header.file_bytes for shard in checkpoint.shards)
 
 
@@ -274,5 +251,6 @@ def _manifest(checkpoint: Checkpoint, ids: dict[tuple[str, str], TensorId]) -> M
                 strays[entry.name] = ids[path, entry.name]
         names = tuple(entry.name for entry in shard.header.tensors)
         shards.append(Shard(path, ids["header", path], names, strays))
-    files = {source.inside: ids["file", source.inside] for source in checkpoint.files}
+    paths = (*(source.inside for source in checkpoint.files), *checkpoint.made)
+    files = {path: ids["file", path] for path in paths}
     return Manifest(tensors, tuple(shards), files, checkpoint.directories)

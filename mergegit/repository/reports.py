@@ -116,12 +116,13 @@ class CollectReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckoutReport:
-    """What `checkout` wrote."""
+    """What `checkout` wrote, and in ``notes`` what it left out."""
 
     commit: CommitId
     files: int
     nbytes: int
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mergegit.checkpoint.directory import (
-    INDEX_FILE,
-    MAX_JSON_BYTES,
-    SINGLE_FILE,
-    Checkpoint,
-    inspect,
-)
+from mergegit.checkpoint.directory import MAX_JSON_BYTES, Checkpoint, inspect
+from mergegit.checkpoint.layout import INDEX_FILE, SINGLE_FILE
 from mergegit.errors import BadCheckpoint
 from tests.checkpoint.handmade import entry, write, write_tensors
 from tests.families import Family
@@ -247,10 +242,10 @@ def test_a_directory_without_safetensors_is_no_checkpoint(tmp_path: Path) -> Non
 
 
 def test_legacy_weights_come_with_the_advice_to_convert_them(tmp_path: Path) -> None:
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    (tmp_path / "consolidated.00.pth").write_bytes(b"x")
     with pytest.raises(BadCheckpoint) as caught:
         inspect(tmp_path)
-    assert "pytorch_model.bin" in caught.value.hint
+    assert "consolidated.00.pth" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["model.bin", "model", "model.safetensors.txt"])

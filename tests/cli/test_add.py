@@ -7,6 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from tests.cli.conftest import AUTHOR, CommandLine
 from tests.families import Family, tiny_checkpoint
 
@@ -129,3 +132,19 @@ def test_a_directory_is_found_from_where_the_command_runs(
     outer = CommandLine(tmp_path)
     assert "nothing to do" in outer.ok("-C", mergegit.directory, "add", "here").out
     assert "nothing to do" in outer.ok("add", "-C", mergegit.directory, "here").out
+
+
+def test_pytorch_files(mergegit: CommandLine, tmp_path: Path, tiny_family: Family) -> None:
+    path = tmp_path / "legacy"
+    shutil.copytree(tiny_family.experts[0], path)
+    weights = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    torch.save(weights, path / "pytorch_model.bin")
+    result = mergegit("add", path)
+    assert result.code == 0
+    assert result.lines[0].startswith("added legacy on base base: ")
+    assert result.err == "note: read from PyTorch files; it comes back as safetensors\n"
+    torch.save({"w": object}, path / "pytorch_model.bin")
+    message, hint = mergegit("add", path).failed()
+    assert message.endswith(".bin holds what could run code, or is damaged: torch refuses it")
+    assert hint == "save the model's state_dict as safetensors where it was made"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
+from mergegit import Repository
 from tests.cli.conftest import CommandLine
 from tests.families import Family
 from tests.trees import tree_of
@@ -22,7 +28,7 @@ def test_it_writes_the_files_and_says_how_many(
 
 def test_json(mergegit: CommandLine, commit_of: Callable[[str], str]) -> None:
     report = mergegit.ok("checkout", "v1", "out", "--json").json
-    assert list(report) == ["commit", "directory", "files", "bytes", "seconds"]
+    assert list(report) == ["commit", "directory", "files", "bytes", "seconds", "notes"]
     files = [file for file in (mergegit.directory / "out").rglob("*") if file.is_file()]
     assert report["commit"] == commit_of("merged")
     assert report["directory"] == "out"
@@ -41,3 +47,38 @@ def test_a_directory_whose_name_is_not_utf8(mergegit: CommandLine) -> None:
     result = mergegit.ok("checkout", "math", "caf\udce9")
     assert "math written to caf\\udce9" in result.out
     assert (mergegit.directory / "caf\udce9" / "config.json").is_file()
+
+
+def test_another_dtype_and_shard_size(mergegit: CommandLine) -> None:
+    result = mergegit.ok("checkout", "math", "out", "--dtype", "float32", "--shard-size", "2kB")
+    assert "math written to out: " in result.out
+    out = mergegit.directory / "out"
+    files = sorted(out.glob("*.safetensors"))
+    assert [file.name for file in files] == [
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    ]
+    assert {t.dtype for file in files for t in load_file(file).values()} == {torch.float32}
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "float32"
+
+
+def test_what_is_left_out_is_said(mergegit: CommandLine, tiny_family: Family) -> None:
+    path = mergegit.directory / "both"
+    shutil.copytree(tiny_family.base, path)
+    (path / "pytorch_model.bin").write_bytes(b"weights")
+    with Repository.open(mergegit.directory) as repository:
+        repository.add(path)
+    result = mergegit("checkout", "both", "out", "--shard-size", "5GB")
+    assert (result.code, result.err) == (0, "note: left out: pytorch_model.bin\n")
+    result = mergegit("checkout", "both", "half", "--dtype", "float16", "--json")
+    assert result.json["notes"] == ["left out: pytorch_model.bin"]
+
+
+def test_wrong_forms(mergegit: CommandLine) -> None:
+    message, hint = mergegit("checkout", "math", "out", "--dtype", "int8").failed()
+    assert message == "'int8' is no dtype to check out in"
+    assert hint.startswith("choose one of float32, bfloat16, float16")
+    message, hint = mergegit("checkout", "math", "out", "--shard-size", "10%").failed()
+    assert message == "'10%' is not a shard size"
+    assert hint == "write it like 5GB or 500MiB"
+    assert not (mergegit.directory / "out").exists()

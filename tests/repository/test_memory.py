@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.checkpoint.handmade import entry, file_bytes
 
@@ -24,8 +25,9 @@ SCRIPT = """
 import sys
 from mergegit import Repository
 with Repository.init(sys.argv[1]) as repository:
-    for verb, *arguments in (line.split() for line in sys.argv[2:]):
-        getattr(repository, verb)(*arguments)
+    for verb, *words in (line.split() for line in sys.argv[2:]):
+        options = dict(word.split("=") for word in words if "=" in word)
+        getattr(repository, verb)(*(word for word in words if "=" not in word), **options)
 with open("/proc/self/status") as status:
     print(next(int(line.split()[1]) // 1024 for line in status if line.startswith("VmHWM")))
 """
@@ -87,3 +89,26 @@ def test_four_times_the_bytes_take_no_more_memory(tmp_path: Path) -> None:
         assert (out / expert.name).read_bytes() == expert.read_bytes()
     assert peaks[1] < peaks[0] + 40
     assert peaks[1] < 350
+
+
+def test_pytorch_files_take_about_one_of_them(tmp_path: Path) -> None:
+    """A file is mapped, and what was read of it counts until the next one's turn."""
+    peaks = []
+    for count in (1, 4):
+        path = tmp_path / str(count)
+        path.mkdir()
+        for number in range(1, count + 1):
+            bits = torch.randint(0x3C00, 0x3D00, (40 * MIB // 2,), dtype=torch.int16)
+            tensors = {f"{number}.{half}": part for half, part in enumerate(bits.chunk(2))}
+            tensors = {name: part.clone().view(torch.bfloat16) for name, part in tensors.items()}
+            torch.save(tensors, path / f"pytorch_model-{number:05d}-of-{count:05d}.bin")
+        peaks.append(peak(tmp_path / f"repository{count}", f"add {path}"))
+    assert peaks[1] < peaks[0] + 40
+    assert peaks[1] < 350 + 80
+
+
+def test_converting_into_one_shard_takes_no_more_than_its_blocks(tmp_path: Path) -> None:
+    path = noise_checkpoint(tmp_path / "noise.safetensors", 240 * MIB)
+    verbs = (f"add {path}", f"checkout noise {tmp_path}/out dtype=float32 shard_size=5GB")
+    assert peak(tmp_path / "repository", *verbs) < 350
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 480 * MIB
