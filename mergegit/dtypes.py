@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,30 @@ _TABLE = (
 
 DTYPES = {dtype.name: dtype for dtype in _TABLE}
 BY_CODE = {dtype.code: dtype for dtype in _TABLE}
+
+TORCH_NAMES: Final = {
+    "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
+"""The dtypes that can be merged to, and what torch and mergekit call them."""
+
+_SHORT_NAMES: Final = {"fp32": "F32", "fp16": "F16", "fp64": "F64"}
+_BY_NAME: Final = {
+    **{name.lower(): name for name in TORCH_NAMES},
+    **{torch_name: name for name, torch_name in TORCH_NAMES.items()},
+    **_SHORT_NAMES,
+}
+
+
+def dtype_named(text: str) -> str:
+    """The name of a dtype to merge to, as torch, mergekit or safetensors call it, in any case.
+
+    Raises ``ValueError``, which lists what there is.
+    """
+    try:
+        return _BY_NAME[text.lower().removeprefix("torch.")]
+    except KeyError:
+        raise ValueError(f"{text!r} is not one of {', '.join(TORCH_NAMES.values())}") from None
 
 
 def byte_length(dtype: str, elements: int) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergegit.dtypes import BY_CODE, DTYPES, byte_length
+from mergegit.dtypes import BY_CODE, DTYPES, TORCH_NAMES, byte_length, dtype_named
 
 TABLE = {
     "BOOL": (1, 8),
@@ -64,3 +64,28 @@ def test_packed_elements_share_bytes(dtype: str, elements: int, nbytes: int) -> 
 def test_elements_that_end_inside_a_byte_are_refused(dtype: str, elements: int) -> None:
     with pytest.raises(ValueError, match=f"{elements} elements of {dtype}"):
         byte_length(dtype, elements)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("float32", "F32"), ("torch.bfloat16", "BF16"), ("FP16", "F16"), ("bf16", "BF16"),
+        ("F64", "F64"), ("float8_e4m3fn", "F8_E4M3"), ("f8_e5m2", "F8_E5M2"),
+    ],
+)  # fmt: skip
+def test_a_dtype_has_the_names_that_torch_mergekit_and_safetensors_give_it(
+    text: str, name: str
+) -> None:
+    assert dtype_named(text) == name
+
+
+def test_every_dtype_that_can_be_merged_to_has_a_name() -> None:
+    assert {name for name, dtype in DTYPES.items() if dtype.is_float} == set(TORCH_NAMES)
+    for name, torch_name in TORCH_NAMES.items():
+        assert dtype_named(torch_name) == dtype_named(name) == name
+
+
+@pytest.mark.parametrize("text", ["", "int64", "I64", "float", "float320", "C64", "torch."])
+def test_what_cannot_be_merged_to_is_refused_with_a_list(text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text!r} is not one of float32, bfloat16, float16"):
+        dtype_named(text)

@@ -20,7 +20,7 @@ from tests.families import Family
 ERRORS = [
     "NotARepository", "UnusableRepository", "UnknownRef", "AmbiguousRef", "InvalidName",
     "RefConflict", "Busy", "BadCheckpoint", "Mismatch", "BadRecipe", "BadBudget", "NoBase",
-    "NotFinite", "BadTarget", "Damaged", "NoSpace",
+    "NotFinite", "BadTarget", "Damaged", "NoSpace", "Unconfirmed",
 ]  # fmt: skip
 
 VERBS = {
@@ -56,7 +56,7 @@ VERBS = {
     "saved_plan": ["text"],
     "read_plan": ["path"],
     "merge": ["plan", "branch", "message", "encoding", "progress"],
-    "checkout": ["ref", "directory", "progress"],
+    "checkout": ["ref", "directory", "dtype", "shard_size", "progress"],
     "load": ["ref"],
     "repack": ["refs", "base", "encoding", "progress"],
     "gc": ["expire", "grace", "dry_run", "wait", "progress"],

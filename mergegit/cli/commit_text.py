@@ -103,4 +103,10 @@ def commit_json(commit_id: CommitId, commit: Commit, names: Sequence[str]) -> di
 
 
 def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list):
+        from mergegit.merge.settings import Setting
+
+        return Setting.parse(value, "").text()
+    return str(value).lower()

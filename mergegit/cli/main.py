@@ -49,7 +49,7 @@ _GROUPS: Final = {
 
 _SUMMARIES: Final = {name: text for group in _GROUPS.values() for name, text in group.items()}
 _ERRNO_HINTS: Final = {
-    errno.ENOSPC: "free some space and run the command again; nothing was changed",
+    errno.ENOSPC: "free some space and run the command again; nothing was lost",
     errno.EDQUOT: "your quota is used up; free some space and run the command again",
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), or use another disk",
     errno.EACCES: "check the permissions, or work as a user who has them",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,15 +16,25 @@ from mergegit.cli.common import (
     print_json,
     threads_option,
 )
-from mergegit.cli.merge_options import make_recipe, merge_options
+from mergegit.cli.merge_options import (
+    RECIPE_OPTIONS,
+    make_recipe,
+    merge_options,
+    read_recipe_file,
+    refuse_given,
+)
 from mergegit.cli.plan_text import plan_json, print_plan
 from mergegit.cli.progress import progress_bar
 from mergegit.cli.text import human_bytes, human_seconds
 from mergegit.errors import UnknownRef
+from mergegit.objects import CommitId
 from mergegit.repository import Repository
 from mergegit.repository.naming import short
 from mergegit.repository.reports import PlanReport
-from mergegit.repository.repository import BlockEncoding
+from mergegit.repository.repository import BlockEncoding, Progress
+
+if TYPE_CHECKING:
+    from mergegit.merge.recipe import Recipe
 
 
 @click.command("merge")
@@ -57,6 +67,7 @@ def command(
     branch: str | None,
     message: str | None,
     plan_text: str | None,
+    recipe_file: str | None,
     dry_run: bool,
     encoding: BlockEncoding,
     threads: int | None,
@@ -68,25 +79,29 @@ def command(
     The commit's parents are the base, then the experts; it goes on branch -b, by default a new
     one named after the experts. With --budget no more expert bytes are read than it allows.
 
+    A recipe file of several documents makes a merge of each, on a branch of its name; the budget
+    holds for each of them. Models in it are refs, or directories, which are added.
+
     \b
     Examples:
       mergegit merge llama-math llama-code --budget 10%
       mergegit merge llama-math llama-code --method ties -p density=0.5 -p llama-math.weight=0.7
+      mergegit merge -c recipe.yml --budget 10%
       mergegit merge --plan plan.bin -b release
     """
-    if bool(experts) == bool(plan_text):
-        raise click.UsageError(
-            "Name experts or a plan, not both."
-            if experts
-            else "Name experts, or a plan with --plan."
-        )
+    if [bool(experts), bool(plan_text), bool(recipe_file)].count(True) != 1:
+        raise click.UsageError("Name experts, a plan with --plan or a recipe with -c: one of them.")
     repository = open_repository(ctx, writes=True, threads=threads)
     with progress_bar() as progress:
         if plan_text:
-            _refuse_other_options(ctx)
+            refuse_given(ctx, (*RECIPE_OPTIONS, "budget"), "--plan")
             plan = _load_plan(repository, plan_text)
         else:
-            recipe = make_recipe(repository, experts, **options)
+            if recipe_file:
+                refuse_given(ctx, RECIPE_OPTIONS, "-c")
+                recipe = _recipe_of_file(repository, recipe_file, budget, encoding, progress)
+            else:
+                recipe = make_recipe(repository, experts, **options)
             plan = repository.plan(recipe, budget=budget, progress=progress)
         if not dry_run:
             report = repository.merge(
@@ -126,14 +141,24 @@ def command(
     )
 
 
-def _refuse_other_options(ctx: click.Context) -> None:
-    """A plan says all about a merge: options that would change it have no meaning beside it."""
-    source = click.core.ParameterSource.COMMANDLINE
-    meaningless = ("base", "method", "parameters", "budget", "seed", "dtype", "ignore_extra",
-                   "allow_nonfinite")  # fmt: skip
-    for param in ctx.command.params:
-        if param.name in meaningless and ctx.get_parameter_source(param.name) == source:
-            raise click.UsageError(f"--plan says it all; {param.opts[0]} can't change it.")
+def _recipe_of_file(
+    repository: Repository,
+    path: str,
+    budget: str | None,
+    encoding: BlockEncoding,
+    progress: Progress,
+) -> Recipe:
+    """The last recipe of a file; those before it are merged, each on a branch of its name."""
+    documents, text = read_recipe_file(path)
+    merged: dict[str, CommitId] = {}
+    for document in documents[:-1]:
+        assert document.name is not None
+        recipe = repository.recipe_of(document, merged=merged, given=text, progress=progress)
+        plan = repository.plan(recipe, budget=budget, progress=progress)
+        report = repository.merge(plan, branch=document.name, encoding=encoding, progress=progress)
+        merged[document.name] = report.commit
+        click.echo(f"merged {document.name}: {short(report.commit)}", err=True)
+    return repository.recipe_of(documents[-1], merged=merged, given=text, progress=progress)
 
 
 def _load_plan(repository: Repository, text: str) -> PlanReport:

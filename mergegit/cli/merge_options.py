@@ -8,26 +8,20 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mergegit.cli.common import complete_ref
+from mergegit.dtypes import dtype_named
 from mergegit.repository import Repository
 
 if TYPE_CHECKING:
+    from mergegit.merge.mergekit_yaml import Document
     from mergegit.merge.recipe import Recipe
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_DTYPES: Final = {
-    "float64": "F64", "fp64": "F64", "f64": "F64", "float32": "F32", "fp32": "F32", "f32": "F32",
-    "float16": "F16", "fp16": "F16", "f16": "F16", "bfloat16": "BF16", "bf16": "BF16",
-    "float8_e4m3fn": "F8_E4M3", "f8_e4m3": "F8_E4M3", "float8_e5m2": "F8_E5M2",
-    "f8_e5m2": "F8_E5M2",
-}  # fmt: skip
-"""dtypes as torch, mergekit and safetensors call them."""
-
 
 def _assignments(
     _ctx: click.Context, param: click.Parameter, values: Sequence[str]
-) -> list[tuple[str, float | bool]]:
-    """``KEY=VALUE`` or ``EXPERT.KEY=VALUE``, the value a number, true or false."""
+) -> list[tuple[str, Any]]:
+    """``KEY=VALUE`` or ``EXPERT.KEY=VALUE``, the value a number, true, false or a gradient."""
     assignments = [_assignment(value, param) for value in values]
     keys = [key for key, _ in assignments]
     for key in keys:
@@ -36,17 +30,20 @@ def _assignments(
     return assignments
 
 
-def _assignment(value: str, param: click.Parameter) -> tuple[str, float | bool]:
+def _assignment(value: str, param: click.Parameter) -> tuple[str, Any]:
     key, equals, text = value.partition("=")
     if not equals or not key:
         raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE", param=param)
     if text.lower() in ("true", "false"):
         return key, text.lower() == "true"
     try:
+        if text.startswith("[") and text.endswith("]"):
+            return key, [float(point) for point in text[1:-1].split(",")]
         return key, float(text)
     except ValueError:
         raise click.BadParameter(
-            f"{key} is {text!r}, not a number, true or false", param=param
+            f"{key} is {text!r}, not a number, true, false or a gradient like [0,0.5,1]",
+            param=param,
         ) from None
 
 
@@ -54,13 +51,9 @@ def _dtype(_ctx: click.Context, param: click.Parameter, value: str | None) -> st
     if value is None:
         return None
     try:
-        return _DTYPES[value.lower()]
-    except KeyError:
-        raise click.BadParameter(
-            f"{value!r} is not one of float32, bfloat16, float16, float64, float8_e4m3fn, "
-            "float8_e5m2",
-            param=param,
-        ) from None
+        return dtype_named(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=param) from None
 
 
 def _complete_method(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -85,7 +78,14 @@ def merge_options(function: _F) -> _F:
         ),
         click.option(
             "-p", "parameters", multiple=True, metavar="KEY=VALUE", callback=_assignments,
-            help="A parameter for all experts, or EXPERT.KEY=VALUE for one. Repeatable.",
+            help="A parameter for all experts, or EXPERT.KEY=VALUE for one; a list like [0,0.5,1] "
+            "is a gradient over the layers. Repeatable.",
+        ),
+        click.option(
+            "-c", "--config", "recipe_file", metavar="FILE.yml",
+            type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+            help="A recipe in mergekit's YAML, in place of experts and their options; - reads it "
+            "from standard input.",
         ),
         click.option(
             "--budget", metavar="BUDGET",
@@ -111,12 +111,44 @@ def merge_options(function: _F) -> _F:
     return function
 
 
+RECIPE_OPTIONS: Final = (
+    "base", "method", "parameters", "seed", "dtype", "ignore_extra", "allow_nonfinite",
+)  # fmt: skip
+"""Options that a recipe file, or a plan, says in their place."""
+
+
+def refuse_given(ctx: click.Context, options: Sequence[str], instead: str) -> None:
+    """A usage error where one of ``options`` is given beside what says it all already."""
+    source = click.core.ParameterSource.COMMANDLINE
+    for param in ctx.command.params:
+        if param.name in options and ctx.get_parameter_source(param.name) == source:
+            raise click.UsageError(f"{instead} says it all; {param.opts[0]} can't change it.")
+
+
+def read_recipe_file(path: str) -> tuple[list[Document], str]:
+    """The recipes of a file, each after those that it needs, and the file's text.
+
+    Raises ``BadRecipe``.
+    """
+    from mergegit.errors import BadRecipe
+    from mergegit.merge.mergekit_yaml import read_documents
+    from mergegit.repository.recipes import in_order
+
+    with click.open_file(path, "rb") as file:
+        data = file.read()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise BadRecipe(f"{path} is not text", hint="give a recipe in YAML") from error
+    return in_order(read_documents(text)), text
+
+
 def make_recipe(
     repository: Repository,
     experts: Sequence[str],
     base: str | None,
     method: str,
-    parameters: Sequence[tuple[str, float | bool]],
+    parameters: Sequence[tuple[str, Any]],
     seed: int,
     dtype: str | None,
     ignore_extra: bool,

@@ -10,7 +10,13 @@ import click
 
 from mergegit.cli.chart import error_chart
 from mergegit.cli.common import json_option, open_repository, print_json, threads_option
-from mergegit.cli.merge_options import make_recipe, merge_options
+from mergegit.cli.merge_options import (
+    RECIPE_OPTIONS,
+    make_recipe,
+    merge_options,
+    read_recipe_file,
+    refuse_given,
+)
 from mergegit.cli.plan_text import plan_json, print_curve, print_plan
 from mergegit.cli.progress import progress_bar
 from mergegit.encoding import encode
@@ -40,6 +46,7 @@ def command(
     /,
     experts: tuple[str, ...],
     budget: str | None,
+    recipe_file: str | None,
     curve: bool,
     plot: Path | None,
     save: Path | None,
@@ -58,9 +65,10 @@ def command(
       mergegit plan llama-math llama-code --budget 10%
       mergegit plan llama-math llama-code --curve --plot curve.svg
       mergegit plan llama-math llama-code --budget 2GiB --save plan.bin
+      mergegit plan -c recipe.yml --budget 10%
     """
-    if not experts:
-        raise click.UsageError("Name at least one expert.")
+    if bool(experts) == bool(recipe_file):
+        raise click.UsageError("Name experts, or a recipe with -c.")
     if curve and (budget or save):
         raise click.UsageError("--curve goes without --budget and --save.")
     if plot and not curve:
@@ -68,8 +76,13 @@ def command(
     if plot and plot.suffix != ".svg":
         raise click.UsageError(f"--plot writes SVG; call the file {plot.with_suffix('.svg').name}.")
     repository = open_repository(ctx, threads=threads)
-    recipe = make_recipe(repository, experts, **options)
     with progress_bar() as progress:
+        if recipe_file:
+            refuse_given(ctx, RECIPE_OPTIONS, "-c")
+            documents, text = read_recipe_file(recipe_file)
+            recipe = repository.recipe_of(documents[-1], given=text, progress=progress)
+        else:
+            recipe = make_recipe(repository, experts, **options)
         if curve:
             reports = repository.plan_curve(recipe, progress=progress)
         else:

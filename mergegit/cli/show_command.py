@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ from mergegit.cli.commit_text import commit_json, full_lines, names_by_commit
 from mergegit.cli.common import complete_ref, json_option, open_repository, print_json
 from mergegit.cli.plan_text import plan_json, print_plan, print_table
 from mergegit.cli.text import human_bytes, plural, printable
+from mergegit.errors import BadRecipe
 from mergegit.objects import Commit, CommitId, Manifest, Plan, PlanId, Tensor
 from mergegit.repository import Repository
 from mergegit.repository.naming import short
@@ -24,14 +26,30 @@ _ROWS = 40
 @click.option(
     "--all", "everything", is_flag=True, help=f"List all rows, not the first {_ROWS} alone."
 )
+@click.option(
+    "--recipe",
+    "recipe",
+    is_flag=True,
+    help="Print the recipe of a merge or plan alone, as YAML for `merge -c`.",
+)
+@click.option(
+    "--recipe-given", "given", is_flag=True, help="Print the recipe file as it was given."
+)
 @click.pass_context
-def command(ctx: click.Context, text: str, as_json: bool, everything: bool) -> None:
+def command(
+    ctx: click.Context, text: str, as_json: bool, everything: bool, recipe: bool, given: bool
+) -> None:
     """Show a commit, plan, manifest or tensor, by ref, id or the beginning of an id.
 
     A commit names its manifest and its plan, a manifest its tensors; show those by their ids.
+    A merge's recipe is shown as it was understood, in mergekit's YAML, every model pinned to its
+    commit and every parameter with its value.
     """
     repository = open_repository(ctx)
     object_id, value = repository.object(text)
+    if recipe or given:
+        click.echo(_recipe_text(text, value, given), nl=False)
+        return
     limit = None if everything else _ROWS
     match value:
         case Commit():
@@ -60,6 +78,10 @@ def _show_commit(
         return
     click.echo("\n".join(full_lines(commit_id, commit, names)))
     click.echo()
+    if commit.recipe is not None:
+        click.echo("recipe:")
+        for line in recipe_yaml(commit.recipe).splitlines():
+            click.echo(f"  {printable(line)}")
     manifest = repository.store.manifest(commit.manifest)
     total = sum(repository.tensor(tensor_id).nbytes for tensor_id in manifest.tensors.values())
     click.echo(
@@ -70,6 +92,30 @@ def _show_commit(
     )
     if commit.plan is not None:
         print_plan(PlanReport(commit.plan, repository.store.plan(commit.plan), None))
+
+
+def _recipe_text(text: str, value: object, given: bool) -> str:
+    """The recipe of a merge or a plan as YAML. Raises ``BadRecipe`` where there is none."""
+    recipe = value.recipe if isinstance(value, Commit | Plan) else None
+    if recipe is None:
+        raise BadRecipe(f"{text} is no merge", hint="`mergegit log` shows which commits are merges")
+    if not given:
+        return recipe_yaml(recipe)
+    if "given" not in recipe:
+        raise BadRecipe(
+            f"{text} was not made from a recipe file",
+            hint="print its recipe as it was understood with --recipe",
+        )
+    return str(recipe["given"])
+
+
+def recipe_yaml(recipe: Mapping[str, Any]) -> str:
+    """A recipe as it was understood, in mergekit's YAML."""
+    from mergegit.merge.mergekit_yaml import write_documents
+    from mergegit.merge.recipe import Recipe
+    from mergegit.repository.recipes import document_of
+
+    return write_documents([document_of(Recipe.from_json(recipe))])
 
 
 def _show_manifest(

@@ -5,10 +5,10 @@ For every element, with deltas d_k = expert_k - base in float32:
     c_k  = w_k * s_k * d_k     where element k is kept, else 0
     out  = base_scale * base + lambda * (sum of c_k) / divisor
 
-An element is kept where |d_k| reaches ``threshold[k]`` and where a draw from a counter-based
-generator falls below ``keep[k]``. With ``elect``, only those c_k count whose sign is that of their
-sum (zero counts as positive), and the divisor, with ``normalize``, is the sum of their weights;
-without it the divisor is the sum of all weights. A divisor of zero becomes one.
+An element is kept where |d_k| reaches ``threshold[k]`` but not ``ceiling[k]``, and where a draw
+from a counter-based generator falls below ``keep[k]``. With ``elect``, only those c_k count whose
+sign is that of their sum (zero counts as positive), and the divisor, with ``normalize``, is the sum
+of their weights; without it the divisor is the sum of all weights. A divisor of zero becomes one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mergegit.dtypes import DTYPES
-from mergegit.kernels.floats import PIECE, Bytes, Floats, compiled, from_float32, load, round_bf16
+from mergegit.kernels.floats import (
+    PIECE,
+    Bytes,
+    Floats,
+    compiled,
+    from_float32,
+    load,
+    round_bf16,
+    to_float32,
+)
 
 DELTA: Final = 0
 """Code of a row that holds float32 deltas where others hold an expert's elements. Where the expert
@@ -37,8 +46,9 @@ _BF16: Final = DTYPES["BF16"].code
 class Coefficients:
     """What the sum needs to know of one tensor's experts, K of them.
 
-    ``weights``, ``scales`` and ``thresholds`` are float32; ``keep`` (uint64) is the probability of
-    keeping an element, times 2^32; ``keys`` (uint64) seed each expert's draws.
+    ``weights``, ``scales`` and ``thresholds`` are float32, and so are ``ceilings``, None for no
+    ceiling; ``keep`` (uint64) is the probability of keeping an element, times 2^32; ``keys``
+    (uint64) seed each expert's draws.
     """
 
     weights: Floats
@@ -50,6 +60,7 @@ class Coefficients:
     factor: float = 1.0
     elect: bool = False
     normalize: bool = False
+    ceilings: Floats | None = None
 
     @property
     def keeps_base(self) -> bool:
@@ -111,6 +122,7 @@ def combine(
         c.weights,
         c.scales,
         c.thresholds,
+        c.ceilings if c.ceilings is not None else np.full(c.weights.size, np.inf, np.float32),
         c.keep,
         c.keys,
         np.float32(c.base_scale),
@@ -122,6 +134,39 @@ def combine(
         narrow,
     )
     return narrow.data.cast("B") if out_dtype == "BF16" else from_float32(wide, out_dtype)
+
+
+def load_deltas(
+    rows: npt.NDArray[np.uint8],
+    codes: npt.NDArray[np.int64],
+    used: npt.NDArray[np.int64],
+    base: Bytes,
+    base_dtype: str,
+    elements: int,
+    experts: int,
+) -> tuple[Floats, Floats]:
+    """A block of the base and the deltas from it, in float32: (elements) and (experts, elements).
+
+    ``rows``, ``codes`` and ``used`` are as in ``combine``; experts not in ``used`` have zeros.
+    """
+    reference = to_float32(base, base_dtype)[:elements]
+    deltas = np.zeros((experts, elements), np.float32)
+    for row, code, k in zip(rows, codes, used, strict=True):
+        _load_delta(row, code, reference, deltas[k])
+    return reference, deltas
+
+
+@compiled
+def _load_delta(row: Bytes, code: int, reference: Floats, out: Floats) -> None:
+    n = out.size
+    if code == 0:
+        deltas = row.view(np.float32)[:n]
+        for i in range(n):
+            out[i] = deltas[i]
+    else:
+        load(code, row, 0, n, out)
+        for i in range(n):
+            out[i] -= reference[i]
 
 
 @compiled
@@ -136,7 +181,7 @@ def draw(key: Any, index: Any) -> Any:
 @compiled
 def _load_contribution(
     row: Bytes, code: int, reference: Floats, start: int, stop: int, first: int, weight: Any,
-    scale: Any, threshold: Any, keep: Any, key: Any, out: Floats,
+    scale: Any, threshold: Any, ceiling: Any, keep: Any, key: Any, out: Floats,
 ) -> None:  # fmt: skip
     """c_k of a piece: the trimmed, rescaled and weighted deltas of one expert."""
     n = stop - start
@@ -151,6 +196,9 @@ def _load_contribution(
     if threshold > 0 and code != 0:
         for i in range(n):
             out[i] = out[i] if abs(out[i]) >= threshold else np.float32(0.0)
+    if ceiling < np.float32(np.inf):
+        for i in range(n):
+            out[i] = out[i] if abs(out[i]) < ceiling else np.float32(0.0)
     if keep < np.uint64(1 << 32):
         for i in range(n):
             if draw(key, first + start + i) >= keep:
@@ -165,8 +213,9 @@ def _load_contribution(
 @compiled
 def _combine(
     rows: Any, codes: Any, used: Any, base: Bytes, base_code: int, n: int, first: int,
-    weights: Floats, scales: Floats, thresholds: Floats, keep: Any, keys: Any, base_scale: Any,
-    factor: Any, elect: bool, normalize: bool, out_code: int, wide: Floats, narrow: Any,
+    weights: Floats, scales: Floats, thresholds: Floats, ceilings: Floats, keep: Any, keys: Any,
+    base_scale: Any, factor: Any, elect: bool, normalize: bool, out_code: int, wide: Floats,
+    narrow: Any,
 ) -> None:  # fmt: skip
     count = used.size
     parts = np.empty((count, PIECE), np.float32)
@@ -193,7 +242,7 @@ def _combine(
             k = used[j]
             _load_contribution(
                 rows[j], codes[j], reference, start, stop, first, weights[k], scales[k],
-                thresholds[k], keep[k], keys[k], parts[j],
+                thresholds[k], ceilings[k], keep[k], keys[k], parts[j],
             )  # fmt: skip
             part = parts[j]
             for i in range(m):

@@ -1,8 +1,8 @@
 """The executor: streams blocks through the method and hands the merged ones on.
 
 It holds a bounded number of blocks, whatever the size of the models: at most one per expert, base
-and output for each of a few blocks in flight. It is handed functions to read and write with, and
-never sees a store.
+and output for each of a few blocks in flight, and as many bands as the method needs whole. It is
+handed functions to read and write with, and never sees a store.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mergegit.dtypes import DTYPES
 from mergegit.encoding import hash_block
-from mergegit.kernels.combine import DELTA, Coefficients, combine
+from mergegit.kernels.combine import DELTA, Coefficients, combine, load_deltas
+from mergegit.kernels.floats import Floats, from_float32
+from mergegit.merge.bands import cut, regroup
+from mergegit.merge.method import Band, Banded, Rule, Survey
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Tensor, block_elements
 from mergegit.pipeline import ordered_map
 
@@ -27,17 +30,27 @@ Prepared = TypeVar("Prepared")
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base block and its raw bytes."""
+    """A base block, its raw bytes and their dtype."""
 
     block: BlockId
     data: bytes
+    dtype: str
 
 
-ReadBase = Callable[[BlockId], bytes]
-ReadExpert = Callable[[BlockId, int, Base, float], tuple[bytes | memoryview, bool]]
-"""A block as far as so many layers tell: its raw bytes and false, or, where layers are left out,
-its float32 deltas from the base's block and true. Where they are to be trimmed at a threshold, they
-are trimmed as well as can be told, and followed by each element's probability of being kept."""
+class Reader(Protocol):
+    """How blocks are read, and counted."""
+
+    def base(self, block: BlockId) -> bytes: ...
+
+    def expert(
+        self, block: BlockId, layers: int, base: Base, threshold: float
+    ) -> tuple[bytes | memoryview, bool]:
+        """A block as far as so many layers tell: its raw bytes and false, or, where layers are left
+        out, its float32 deltas from the base's block and true. Where they are to be trimmed at a
+        threshold, they are trimmed as well as can be told, and followed by each element's
+        probability of being kept."""
+
+
 Prepare = Callable[[BlockId, str, bytes, Base | None], Prepared]
 """Encode a merged block; the base is None where its dtype is another."""
 
@@ -46,8 +59,9 @@ Prepare = Callable[[BlockId, str, bytes, Base | None], Prepared]
 class TensorJob:
     """One tensor to merge.
 
-    ``experts`` has None where an expert lacks the tensor. ``layers`` (experts, blocks) says how
-    many layers of each block are read.
+    ``experts`` are those that take part, with None where one lacks the tensor. ``layers`` (experts,
+    blocks) says how many layers of each block are read. ``rule`` gives the method's rule from what
+    ``survey`` found, or from None where there is no survey.
     """
 
     name: str
@@ -55,13 +69,22 @@ class TensorJob:
     base: Tensor
     experts: Sequence[Tensor | None]
     layers: npt.NDArray[np.uint8]
-    coefficients: Coefficients
+    rule: Callable[[Any], Rule]
+    survey: Survey | None = None
+
+    @property
+    def is_read_twice(self) -> bool:
+        return self.survey is not None and bool(self.layers.any())
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockJob:
+    """A block to merge; ``values`` are its merged elements where they are computed already."""
+
     tensor: TensorJob
     index: int
+    coefficients: Coefficients
+    values: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +99,8 @@ class _Merged(Generic[Prepared]):
 def execute(
     jobs: Iterable[TensorJob],
     *,
-    read_base: ReadBase,
-    read_expert: ReadExpert,
+    reader: Reader,
+    again: Reader,
     prepare: Prepare[Prepared],
     write: Callable[[Prepared], object],
     threads: int,
@@ -86,53 +109,122 @@ def execute(
     """Merge tensors one after the other; yields each with its name as it is complete.
 
     Blocks are merged and prepared by ``threads`` threads and written in order by the caller's.
-    ``progress`` is told the bytes of each merged block.
+    Tensors that are surveyed first are read by ``reader`` for the survey and then, a second time,
+    by ``again``. ``progress`` is told the bytes of each merged block.
     """
 
     def merge_block(job: _BlockJob) -> _Merged[Prepared]:
-        merged = _merge_block(job, read_base, read_expert)
+        tensor = job.tensor
+        # Blocks whose elements are computed already have been read, the base's among them.
+        second = again if tensor.is_read_twice or job.values is not None else reader
+        merged = _merge_block(job, second)
         if merged is None:
-            return _Merged(job, job.tensor.base.block(job.index), None)
+            return _Merged(job, tensor.base.block(job.index), None)
         block, data, base = merged
-        same_dtype = job.tensor.dtype == job.tensor.base.dtype
-        if block == base.block and same_dtype:
+        same_dtype = tensor.dtype == tensor.base.dtype
+        if same_dtype and block == tensor.base.block(job.index):
             return _Merged(job, block, None)
-        prepared = prepare(block, job.tensor.dtype, data, base if same_dtype else None)
+        if same_dtype and base is None:
+            base_id = tensor.base.block(job.index)
+            base = Base(base_id, second.base(base_id), tensor.base.dtype)
+        prepared = prepare(block, tensor.dtype, data, base if same_dtype else None)
         return _Merged(job, block, prepared)
 
-    def block_jobs() -> Iterator[_BlockJob]:
-        for job in jobs:
-            if len(job.base) == 0:
-                yield _BlockJob(job, -1)
-            for index in range(len(job.base)):
-                yield _BlockJob(job, index)
-
-    ids: list[BlockId] = []
-    for merged in ordered_map(merge_block, block_jobs(), threads=threads):
+    ids: dict[str, list[BlockId]] = {}
+    block_jobs = (block for job in jobs for block in _block_jobs(job, reader, again, threads))
+    for merged in ordered_map(merge_block, block_jobs, threads=threads):
         job = merged.job.tensor
+        done = ids.setdefault(job.name, [])
         if merged.job.index >= 0:
-            ids.append(merged.block)
+            done.append(merged.block)
             if merged.prepared is not None:
                 write(merged.prepared)
             progress(job.base.block_nbytes(merged.job.index))
-        if merged.job.index == len(job.base) - 1:
-            yield job.name, Tensor(job.dtype, job.base.shape, b"".join(ids))
-            ids = []
+        if len(done) == len(job.base):
+            yield job.name, Tensor(job.dtype, job.base.shape, b"".join(done))
+            del ids[job.name]
 
 
-def _merge_block(
-    job: _BlockJob, read_base: ReadBase, read_expert: ReadExpert
-) -> tuple[BlockId, bytes, Base] | None:
-    """A merged block's id and bytes with the base's, or None where nothing is to be merged."""
+def _block_jobs(job: TensorJob, reader: Reader, again: Reader, threads: int) -> Iterator[_BlockJob]:
+    """The blocks of one tensor, after its survey if there is one."""
+    found = None
+    if job.survey is not None:
+        found = _survey(job, job.survey, reader, threads)
+        reader = again if job.is_read_twice else reader
+    rule = job.rule(found)
+    nearest = rule if isinstance(rule, Coefficients) else rule.nearest
+    if not len(job.base):
+        yield _BlockJob(job, -1, nearest)
+    elif isinstance(rule, Coefficients) or _is_base(job, nearest):
+        for index in range(len(job.base)):
+            yield _BlockJob(job, index, nearest)
+    else:
+        for index, values in enumerate(_merged_values(job, rule, reader, threads)):
+            yield _BlockJob(job, index, nearest, values)
+
+
+def _is_base(job: TensorJob, nearest: Coefficients) -> bool:
+    """Whether nothing is read of any expert, so that the base is all there is."""
+    return nearest.keeps_base and not job.layers.any()
+
+
+def _survey(job: TensorJob, survey: Survey, reader: Reader, threads: int) -> Any:
+    if job.is_read_twice:
+
+        def measure(index: int) -> Any:
+            return survey.measure(_read_band(job, index, reader))
+
+        for measured in ordered_map(measure, range(len(job.base)), threads=threads):
+            survey.add(measured)
+    return survey.finish()
+
+
+def _merged_values(job: TensorJob, rule: Banded, reader: Reader, threads: int) -> Iterator[Floats]:
+    """The merged elements of a tensor, block by block."""
+
+    def read(index: int) -> Band:
+        return _read_band(job, index, reader, rule.nearest.thresholds)
+
+    def merge(band: Band) -> Floats:
+        return rule.apply(band) if band.deltas.any() or not rule.nearest.keeps_base else band.base
+
+    blocks = ordered_map(read, range(len(job.base)), threads=threads)
+    bands = regroup(blocks, rule.unit, job.base.shape)
+    return cut(ordered_map(merge, bands, threads=threads), BLOCK_ELEMENTS)
+
+
+def _read_band(
+    job: TensorJob, index: int, reader: Reader, thresholds: Floats | None = None
+) -> Band:
+    base_id = job.base.block(index)
+    base = Base(base_id, reader.base(base_id), job.base.dtype)
+    used = np.flatnonzero(job.layers[:, index])
+    if thresholds is None:
+        thresholds = np.zeros(len(job.experts), np.float32)
+    rows, codes = _read_rows(job, index, used, base, thresholds, reader)
+    elements = block_elements(job.base.elements, index)
+    reference, deltas = load_deltas(
+        rows, codes, used, np.frombuffer(base.data, np.uint8), job.base.dtype, elements,
+        len(job.experts),
+    )  # fmt: skip
+    return Band(reference, deltas, index * BLOCK_ELEMENTS)
+
+
+def _merge_block(job: _BlockJob, reader: Reader) -> tuple[BlockId, bytes, Base | None] | None:
+    """A merged block's id and bytes, with the base's if it was read, or None where nothing is to be
+    merged."""
     tensor, index = job.tensor, job.index
     if index < 0:
         return None
+    if job.values is not None:
+        data = bytes(from_float32(job.values, tensor.dtype))
+        return hash_block(data), data, None
     used = np.flatnonzero(tensor.layers[:, index])
-    if not used.size and tensor.coefficients.keeps_base and tensor.dtype == tensor.base.dtype:
+    if not used.size and job.coefficients.keeps_base and tensor.dtype == tensor.base.dtype:
         return None
     base_id = tensor.base.block(index)
-    base = Base(base_id, read_base(base_id))
-    rows, codes = _read_rows(tensor, index, used, base, read_expert)
+    base = Base(base_id, reader.base(base_id), tensor.base.dtype)
+    rows, codes = _read_rows(tensor, index, used, base, job.coefficients.thresholds, reader)
     data = bytes(
         combine(
             rows,
@@ -142,7 +234,7 @@ def _merge_block(
             tensor.base.dtype,
             block_elements(tensor.base.elements, index),
             index * BLOCK_ELEMENTS,
-            tensor.coefficients,
+            job.coefficients,
             tensor.dtype,
         )
     )
@@ -154,7 +246,8 @@ def _read_rows(
     index: int,
     used: npt.NDArray[np.int64],
     base: Base,
-    read_expert: ReadExpert,
+    thresholds: Floats,
+    reader: Reader,
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """The blocks of the experts in ``used``, one row each, and the codes of what they hold.
 
@@ -167,10 +260,10 @@ def _read_rows(
     for row, k in enumerate(used):
         expert = tensor.experts[k]
         assert expert is not None
-        block, threshold = expert.block(index), float(tensor.coefficients.thresholds[k])
+        block, threshold = expert.block(index), float(thresholds[k])
         key = (block, expert.dtype, threshold)
         if key not in seen:
-            seen[key] = read_expert(block, int(tensor.layers[k, index]), base, threshold)
+            seen[key] = reader.expert(block, int(tensor.layers[k, index]), base, threshold)
         data, is_delta = seen[key]
         blocks.append(data)
         codes[row] = DELTA if is_delta else DTYPES[expert.dtype].code

@@ -6,7 +6,7 @@ every input tensor is accounted for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mergegit.dtypes import DTYPES
@@ -16,11 +16,22 @@ from mergegit.objects import Tensor, TensorId
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model's tensors: ``tensors`` gives each name its object, ``ids`` its id."""
+    """A model's tensors: ``tensors`` gives each name its object, ``ids`` its id.
+
+    ``stored_bytes`` is what its own tensors take where they are not these, as an adapter's.
+    """
 
     ref: str
     tensors: Mapping[str, Tensor]
     ids: Mapping[str, TensorId]
+    stored_bytes: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors in its own checkpoint: what reading all of them reads."""
+        if self.stored_bytes is not None:
+            return self.stored_bytes
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,35 +44,42 @@ class Matching:
 
 
 def match(
-    base: Model, experts: Sequence[Model], *, ignore_extra: bool, converts: bool = False
+    base: Model,
+    experts: Sequence[Model],
+    *,
+    ignore_extra: bool,
+    converts: bool = False,
+    participants: Callable[[str], Sequence[int]] | None = None,
 ) -> Matching:
     """Match experts' tensors with the base's by name. Raises ``Mismatch``.
 
     With ``converts`` the output has another dtype: then tensors that no expert has are merged too,
-    of nothing but the base.
+    of nothing but the base. ``participants`` are the places of the experts that are merged into a
+    tensor, by default all.
     """
     kept: dict[str, str] = {}
     merged = []
     for name in sorted(base.tensors):
         tensor = base.tensors[name]
-        lacking = [expert.ref for expert in experts if name not in expert.tensors]
-        for expert in experts:
+        here = experts if participants is None else [experts[k] for k in participants(name)]
+        lacking = [expert.ref for expert in here if name not in expert.tensors]
+        for expert in here:
             if name in expert.tensors:
                 _check_shape(name, base, expert)
         differing = [
             expert.ref
-            for expert in experts
+            for expert in here
             if name in expert.ids and expert.ids[name] != base.ids[name]
         ]
         if not DTYPES[tensor.dtype].is_float:
             kept[name] = _why_kept(tensor.dtype, differing)
-        elif len(lacking) == len(experts):
+        elif len(lacking) == len(here):
             kept[name] = "no expert has it: the base's"
             if converts:
                 merged.append(name)
         else:
             merged.append(name)
-            for expert in experts:
+            for expert in here:
                 if name in expert.tensors:
                     _check_dtype(name, expert)
             if lacking:

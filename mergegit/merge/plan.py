@@ -46,7 +46,8 @@ class Ladders:
     contributes nothing to the block, which is then free. ``leaders`` (N) is the index of the first
     expert that stores the very same bytes for the block: they are read and paid once.
     ``base_costs`` (N) are the bytes of other bases that are read beside blocks stored as deltas
-    from those; they count as the base's and not against the budget.
+    from those; they count as the base's and not against the budget. ``units`` (N) is the index of
+    the block with which each is read, or left, together: the first of them has the cost of all.
     """
 
     ref: str
@@ -59,6 +60,7 @@ class Ladders:
     depths: npt.NDArray[np.uint8]
     leaders: npt.NDArray[np.int16]
     base_costs: Ints | None = None
+    units: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class Problem:
     ``write_bytes`` (N) the bytes of the merged ones. ``merged_energy`` is that of the full-read
     merge's delta. ``first_step`` is the number of layers that the first step reads at least.
     ``flips`` says how much more error small errors make where thresholds and votes come between.
+    ``together`` (N) numbers the tensors of which the base is read whole as soon as any block of an
+    expert is, -1 elsewhere.
     """
 
     recipe: Mapping[str, Any]
@@ -85,6 +89,7 @@ class Problem:
     additive: bool
     first_step: int = 1
     flips: float = 0.0
+    together: Ints | None = None
 
     @property
     def raw_bytes(self) -> int:
@@ -153,8 +158,10 @@ class Planner:
     def _order_steps(self) -> _Steps:
         parts: list[tuple[npt.NDArray[Any], ...]] = []
         for k, expert in enumerate(self.problem.experts):
-            mine = np.flatnonzero((expert.depths > 0) & self._leads[k])
-            parts.extend(self._hull(k, mine))
+            mine = (expert.depths > 0) & self._leads[k]
+            if expert.units is not None:
+                mine &= expert.units == np.arange(self._blocks)
+            parts.extend(self._hull(k, np.flatnonzero(mine)))
         if not parts:
             nothing = np.zeros(0, np.int64)
             return _Steps(nothing, nothing.astype(np.uint8), nothing.astype(np.uint8), nothing, 0)
@@ -177,7 +184,12 @@ class Planner:
         depth = expert.depths[blocks].astype(np.int64)
         total = np.zeros((blocks.size, layers + 1), np.int64)
         np.cumsum(expert.costs[blocks], axis=1, out=total[:, 1:])
-        error = expert.remaining[blocks] * (self._weights[k][blocks] ** 2)[:, None]
+        error = expert.remaining * (self._weights[k] ** 2)[:, None]
+        if expert.units is not None:
+            together = np.zeros_like(error)
+            np.add.at(together, expert.units, error)
+            error = together
+        error = error[blocks]
         tiny = self.problem.tiny[blocks]
         first = np.minimum(self.problem.first_step, depth)
         rows = np.arange(blocks.size)
@@ -227,6 +239,8 @@ class Planner:
             self._fill(chosen, prefix, budget_bytes - int(steps.cost[:prefix].sum()))
         choice = chosen.reshape(len(self.problem.experts), self._blocks)
         for k, expert in enumerate(self.problem.experts):
+            if expert.units is not None:
+                choice[k] = np.where(expert.depths > 0, choice[k][expert.units], 0)
             for leader in np.unique(expert.leaders):
                 if leader != k:
                     shared = (expert.leaders == leader) & (expert.depths > 0)
@@ -303,7 +317,11 @@ class Planner:
                     layers=layers.tobytes(),
                 )
             )
-        touched = choice.any(axis=0) | problem.always
+        touched = choice.any(axis=0)
+        if problem.together is not None:
+            groups = np.unique(problem.together[touched])
+            touched |= np.isin(problem.together, groups[groups >= 0])
+        touched |= problem.always
         bound = _relative(float(worst @ worst), problem.merged_energy)
         return Plan(
             recipe=problem.recipe,

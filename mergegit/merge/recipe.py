@@ -2,63 +2,134 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mergegit.dtypes import DTYPES
 from mergegit.errors import BadRecipe
-from mergegit.merge.methods import Method, Value, method
+from mergegit.merge.method import Method, Parameter, Parameters
+from mergegit.merge.methods import method
+from mergegit.merge.settings import Setting
 from mergegit.objects import CommitId
+
+Settings = Mapping[str, Setting]
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """An expert of a recipe: the ref as it was given, its commit, its own parameters in full."""
+    """An expert of a recipe: the ref as it was given, its commit, its own parameters in full.
+
+    In a recipe of slices, parameters stand with the slices' sources and not here.
+    """
 
     ref: str
     commit: CommitId
-    parameters: Mapping[str, Value]
+    parameters: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An expert's layers (start, stop) in a slice, and its own parameters there, in full."""
+
+    expert: int
+    layers: Range
+    parameters: Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Layers of the merged model, as many as each source has; slices are stacked in order.
+
+    ``base_layers`` are those of the base that deltas are taken against. ``parameters`` are what
+    holds for all sources, in full.
+    """
+
+    sources: tuple[Source, ...]
+    base_layers: Range
+    parameters: Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a merge is asked to do. Every parameter has a value.
 
-    ``dtype`` is the output's, or None for each tensor's own in the base. ``ignore_extra`` leaves
-    out tensors that an expert has and the base has not; ``allow_nonfinite`` merges experts with
-    NaN or infinity in them.
+    Without ``slices`` every layer is merged where it stands. ``files_from`` is the expert whose
+    config, tokenizer and other files the merged model takes, None for the base; ``given`` is the
+    text that the recipe was read from, if it was. ``dtype`` is the output's, or None for
+    each tensor's own in the base. ``ignore_extra`` leaves out tensors that an expert has and the
+    base has not; ``allow_nonfinite`` merges experts with NaN or infinity in them.
     """
 
     method: Method
     base_ref: str
     base: CommitId
     experts: tuple[Expert, ...]
-    parameters: Mapping[str, Value]
+    parameters: Settings
     seed: int = 0
     dtype: str | None = None
     ignore_extra: bool = False
     allow_nonfinite: bool = False
+    slices: tuple[Slice, ...] = ()
+    files_from: int | None = None
+    given: str | None = None
+
+    @property
+    def parents(self) -> tuple[CommitId, ...]:
+        """The base, then the experts; one that is the base, or comes twice, is named once."""
+        return tuple(dict.fromkeys((self.base, *(expert.commit for expert in self.experts))))
+
+    def parts(self) -> Iterator[tuple[tuple[int, ...], Sequence[Settings], Settings]]:
+        """For each slice, or for the whole: the experts in it, their parameters, and those for
+        all."""
+        if not self.slices:
+            own = [expert.parameters for expert in self.experts]
+            yield tuple(range(len(self.experts))), own, self.parameters
+        for part in self.slices:
+            experts = tuple(source.expert for source in part.sources)
+            yield experts, [source.parameters for source in part.sources], part.parameters
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as commits and plans carry it."""
-        return {
+        value: dict[str, Any] = {
             "method": self.method.name,
             "base": {"ref": self.base_ref, "commit": self.base.hex()},
             "experts": [
                 {
                     "ref": expert.ref,
                     "commit": expert.commit.hex(),
-                    "parameters": dict(expert.parameters),
+                    "parameters": _json(expert.parameters),
                 }
                 for expert in self.experts
             ],
-            "parameters": dict(self.parameters),
+            "parameters": _json(self.parameters),
             "seed": self.seed,
             "dtype": self.dtype,
             "ignore_extra": self.ignore_extra,
             "allow_nonfinite": self.allow_nonfinite,
         }
+        if self.files_from is not None:
+            value["files_from"] = self.files_from
+        if self.given is not None:
+            value["given"] = self.given
+        if self.slices:
+            value["slices"] = [
+                {
+                    "sources": [
+                        {
+                            "expert": source.expert,
+                            "layers": list(source.layers),
+                            "parameters": _json(source.parameters),
+                        }
+                        for source in part.sources
+                    ],
+                    "base_layers": list(part.base_layers),
+                    "parameters": _json(part.parameters),
+                }
+                for part in self.slices
+            ]
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Recipe:
@@ -76,12 +147,15 @@ class Recipe:
                     (expert["ref"], CommitId(bytes.fromhex(expert["commit"])))
                     for expert in value["experts"]
                 ],
-                parameters=value["parameters"],
-                expert_parameters=[expert["parameters"] for expert in value["experts"]],
+                parameters=_settings(value["parameters"]),
+                expert_parameters=[_settings(e["parameters"]) for e in value["experts"]],
                 seed=value["seed"],
                 dtype=value["dtype"],
                 ignore_extra=value["ignore_extra"],
                 allow_nonfinite=value["allow_nonfinite"],
+                slices=[_slice(part) for part in value.get("slices", [])],
+                files_from=value.get("files_from"),
+                given=value.get("given"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadRecipe(
@@ -95,17 +169,21 @@ def make_recipe(
     method_name: str,
     base: tuple[str, CommitId],
     experts: Sequence[tuple[str, CommitId]],
-    parameters: Mapping[str, Value],
-    expert_parameters: Sequence[Mapping[str, Value]],
+    parameters: Settings,
+    expert_parameters: Sequence[Settings],
     seed: int = 0,
     dtype: str | None = None,
     ignore_extra: bool = False,
     allow_nonfinite: bool = False,
+    slices: Sequence[Slice] = (),
+    files_from: int | None = None,
+    given: str | None = None,
 ) -> Recipe:
     """A recipe with every value filled in and checked. Raises ``BadRecipe``.
 
     ``parameters`` hold for all; a parameter that each expert has its own of may be given there
-    for all of them, and in ``expert_parameters`` for one.
+    for all of them, and in ``expert_parameters``, or in the sources of ``slices``, for one. What
+    stands nearer to the expert goes first, and where none of its rules fits a tensor, the next.
     """
     chosen = method(method_name)
     if not experts:
@@ -113,31 +191,177 @@ def make_recipe(
     if dtype is not None and not (dtype in DTYPES and DTYPES[dtype].is_float):
         floats = ", ".join(name for name, d in DTYPES.items() if d.is_float)
         raise BadRecipe(f"{dtype!r} is no dtype to merge to", hint=f"choose one of {floats}")
-    for name in parameters:
-        chosen.parameter(name)
-    shared = {p.name: p.check(parameters.get(p.name, p.default), p.name) for p in chosen.parameters}
-    filled = []
-    for (ref, commit), own in zip(experts, expert_parameters, strict=True):
-        for name in own:
-            if not chosen.parameter(name).per_expert:
-                raise BadRecipe(
-                    f"{ref}.{name}: an expert can't have a {name} of its own",
-                    hint=f"give it for all, as {name}",
-                )
-        values = {
-            p.name: p.check(own.get(p.name, shared[p.name]), f"{ref}.{p.name}")
-            for p in chosen.parameters
-            if p.per_expert
-        }
-        filled.append(Expert(ref, commit, values))
+    if files_from is not None and files_from not in range(len(experts)):
+        raise BadRecipe(
+            f"files come from expert {files_from!r}, and there are {len(experts)}",
+            hint="make the plan again",
+        )
+    refs = [ref for ref, _ in experts]
+    parts: list[Slice] = []
+    own: Sequence[Settings]
+    shared: Settings
+    if not slices:
+        filled = _Filled.of(chosen, refs, expert_parameters, parameters)
+        own, shared = filled.own, filled.shared
+    else:
+        _refuse_own(expert_parameters)
+        own, shared = [{} for _ in experts], {}
+        for part in slices:
+            names = [refs[source.expert] for source in part.sources]
+            filled = _Filled.of(
+                chosen, names, [s.parameters for s in part.sources], part.parameters, parameters
+            )
+            _check_lengths(part, names)
+            sources = [
+                Source(source.expert, source.layers, settings)
+                for source, settings in zip(part.sources, filled.own, strict=True)
+            ]
+            parts.append(Slice(tuple(sources), part.base_layers, filled.shared))
     return Recipe(
         method=chosen,
         base_ref=base[0],
         base=base[1],
-        experts=tuple(filled),
-        parameters={p.name: shared[p.name] for p in chosen.parameters if not p.per_expert},
+        experts=tuple(
+            Expert(ref, commit, settings)
+            for (ref, commit), settings in zip(experts, own, strict=True)
+        ),
+        parameters=shared,
         seed=seed,
         dtype=dtype,
         ignore_extra=ignore_extra,
         allow_nonfinite=allow_nonfinite,
+        slices=tuple(parts),
+        files_from=files_from,
+        given=given,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """Every parameter of a method: each expert's own, and those for all."""
+
+    own: Sequence[Settings]
+    shared: Settings
+
+    @classmethod
+    def of(
+        cls, method: Method, refs: Sequence[str], own: Sequence[Settings], *shared: Settings
+    ) -> _Filled:
+        """Fill in what is not given; of ``shared`` the first goes before the next."""
+        _check_count(method, refs)
+        for given in shared:
+            for name in given:
+                method.parameter(name)
+        filled = []
+        for ref, given in zip(refs, own, strict=True):
+            for name in given:
+                if not method.parameter(name).per_expert:
+                    raise BadRecipe(
+                        f"{ref}.{name}: an expert can't have a {name} of its own",
+                        hint=f"give it for all, as {name}",
+                    )
+            filled.append(
+                {
+                    p.name: _filled(p, f"{ref}.{p.name}", (given, *shared), method)
+                    for p in method.parameters
+                    if p.per_expert
+                }
+            )
+        for_all = {
+            p.name: _filled(p, p.name, shared, method)
+            for p in method.parameters
+            if not p.per_expert
+        }
+        return cls(filled, for_all)
+
+
+def _filled(parameter: Parameter, of: str, given: Sequence[Settings], method: Method) -> Setting:
+    value: Setting | None = None
+    for settings in given:
+        here = settings.get(parameter.name)
+        if here is not None:
+            for scalar in here.values:
+                parameter.check(scalar, of)
+            value = here if value is None else value.otherwise(here)
+    if parameter.default is not None:
+        default = Setting.constant(parameter.default)
+        return default if value is None else value.otherwise(default)
+    if value is None or value.rules[-1].filter is not None:
+        missing = "is not given" if value is None else "has no value for some tensors"
+        raise BadRecipe(
+            f"{of} {missing}, and {method.name} needs it", hint=f"{of}: {parameter.help}"
+        )
+    return value
+
+
+def _check_count(method: Method, refs: Sequence[str]) -> None:
+    low, high = method.models  # high is low or None
+    if low <= len(refs) and (high is None or len(refs) <= high):
+        return
+    wanted = f"at least {low}" if high is None else str(low)
+    models = "models" if low > 1 else "model"
+    raise BadRecipe(
+        f"{method.name} merges {wanted} {models}, and {len(refs)} are named: {', '.join(refs)}",
+        hint="choose another method (`mergegit methods`), or other models",
+    )
+
+
+def _check_lengths(part: Slice, names: Sequence[str]) -> None:
+    first = part.sources[0].layers
+    for name, source in zip(names, part.sources, strict=True):
+        start, stop = source.layers
+        if not 0 <= start < stop:
+            raise BadRecipe(
+                f"layers [{start}, {stop}] of {name} are no range",
+                hint="a layer_range is [first, last + 1]",
+            )
+        if stop - start != first[1] - first[0]:
+            raise BadRecipe(
+                f"a slice takes {first[1] - first[0]} layers of {names[0]} and {stop - start} of "
+                f"{name}",
+                hint="give all sources of a slice layer ranges of one length",
+            )
+
+
+def _refuse_own(expert_parameters: Sequence[Settings]) -> None:
+    if any(expert_parameters):
+        raise BadRecipe(
+            "an expert has parameters outside the slices",
+            hint="give them with the slices' sources",
+        )
+
+
+def _json(settings: Settings) -> dict[str, Any]:
+    return {name: value.to_json() for name, value in settings.items()}
+
+
+def _settings(value: Mapping[str, Any]) -> Settings:
+    return {name: Setting.parse(setting, name) for name, setting in value.items()}
+
+
+def _slice(value: Mapping[str, Any]) -> Slice:
+    return Slice(
+        tuple(
+            Source(source["expert"], _range(source["layers"]), _settings(source["parameters"]))
+            for source in value["sources"]
+        ),
+        _range(value["base_layers"]),
+        _settings(value["parameters"]),
+    )
+
+
+def _range(value: Sequence[int]) -> Range:
+    start, stop = value
+    if type(start) is not int or type(stop) is not int:
+        raise TypeError("layers are no integers")
+    return start, stop
+
+
+def resolved(settings: Settings, name: str, position: float) -> Parameters:
+    """Parameters as they apply to one tensor at a position among its slice's layers."""
+    values = {}
+    for key, setting in settings.items():
+        value = setting.at(name, position)
+        assert value is not None, "a recipe's settings end with a default"
+        values[key] = value
+    return values

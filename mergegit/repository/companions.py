@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from mergegit.dtypes import TORCH_NAMES
+from mergegit.merge.settings import Setting
 from mergegit.objects import ManifestId, Plan
 
 CONFIG: Final = "config.json"
@@ -16,22 +18,40 @@ WEIGHT_SUFFIXES: Final = (
 )  # fmt: skip
 """Files that hold weights: a merged commit does not take them over from its base."""
 
-_TORCH_NAMES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-                       "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # fmt: skip
-
 
 def config_with_dtype(data: bytes, dtype: str) -> bytes:
     """A config.json that states the dtype, under the key that it used before."""
     config = json.loads(data)
     key = "dtype" if "dtype" in config and "torch_dtype" not in config else "torch_dtype"
-    config[key] = _TORCH_NAMES[dtype]
+    config[key] = TORCH_NAMES[dtype]
+    return _json(config)
+
+
+_LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_PER_LAYER: Final = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+
+
+def config_with_layers(data: bytes, layers: Sequence[int]) -> bytes:
+    """A config.json of a model whose layers are ``layers`` of the one that it describes."""
+    config = json.loads(data)
+    for part in (config, config.get("text_config")):
+        if not isinstance(part, dict):
+            continue
+        for key in _LAYER_COUNTS:
+            if key in part:
+                part[key] = len(layers)
+        for key in _PER_LAYER:
+            if isinstance(part.get(key), list) and len(part[key]) > max(layers):
+                part[key] = [part[key][layer] for layer in layers]
     return _json(config)
 
 
 def index_with_size(data: bytes, total_bytes: int) -> bytes:
     """An index that states the size of the tensors that it names."""
     index = json.loads(data)
-    index["metadata"] = {**index.get("metadata", {}), "total_size": total_bytes}
+    metadata = index.get("metadata")
+    known = metadata if isinstance(metadata, dict) else {}
+    index["metadata"] = {**known, "total_size": total_bytes}
     return _json(index)
 
 
@@ -97,7 +117,7 @@ def _parameters(parameters: Mapping[str, Any]) -> str:
 
 
 def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    return Setting.parse(value, "").text()
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@ move."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -64,6 +65,25 @@ def infer_base(
             "if it is the base all the same, say so with --base"
         )
     return None
+
+
+def infer_adapter_base(store: Store, adapter: str, config: bytes, notes: list[str]) -> ResolvedRef:
+    """The branch or tag that an adapter's config names as its base. Raises ``NoBase``."""
+    try:
+        named = str(json.loads(config).get("base_model_name_or_path") or "")
+    except (ValueError, AttributeError, RecursionError):
+        named = ""
+    stem = named.rstrip("/").rpartition("/")[2]
+    for refs in (store.refs.all("heads"), store.refs.all("tags")):
+        for name in (named, stem):
+            if name in refs:
+                notes.append(f"its config names {named} as its base")
+                return ResolvedRef(name, refs[name])
+    said = f"its config names {named}, which" if named else "the model that it was trained on"
+    raise NoBase(
+        f"{adapter} is an adapter, and {said} is not in the repository",
+        hint="say which commit it was trained on with --base REF",
+    )
 
 
 def merge_base(store: Store, experts: Sequence[ResolvedRef]) -> ResolvedRef:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mergegit.kernels.floats import Floats
 from mergegit.kernels.measure import BlockMeasure, measure
 from mergegit.kernels.progressive import Quantised
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Tensor
@@ -54,6 +55,12 @@ def compare(
     if delta.can_encode(dtype, base.dtype):
         quantised = delta.quantise(data, base_data, dtype)
     return Comparison(measures, base_block, base_data, quantised)
+
+
+def measure_delta(delta: Floats, index: int) -> Comparison:
+    """Measure the deltas of a block that is computed and stored nowhere."""
+    row = delta.view(np.uint8)
+    return Comparison(measure(row, "F32", None, "F32", delta.size, index * BLOCK_ELEMENTS))
 
 
 _LARGEST = float(np.finfo(np.float32).max)

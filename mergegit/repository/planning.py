@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from mergegit.dtypes import byte_length
-from mergegit.errors import NotFinite
+from mergegit.dtypes import DTYPES, byte_length
+from mergegit.errors import Mismatch, NotFinite
 from mergegit.kernels.combine import Coefficients
+from mergegit.merge.layers import Place, Stack, places
 from mergegit.merge.match import Matching, Model, match
-from mergegit.merge.methods import ExpertTensor, TensorContext
+from mergegit.merge.method import ExpertTensor, TensorContext
 from mergegit.merge.plan import Ladders, Problem, tiny_tensors
-from mergegit.merge.recipe import Recipe
-from mergegit.objects import ID_BYTES, Manifest, Tensor, TensorId, block_elements
+from mergegit.merge.recipe import Recipe, Settings, resolved
+from mergegit.merge.slices import slice_models
+from mergegit.objects import ID_BYTES, BlockId, Manifest, Tensor, TensorId, block_elements
 from mergegit.pipeline import ordered_map
-from mergegit.repository.measuring import Comparison, StatisticsBuilder, compare
+from mergegit.repository.adapters import (
+    Computed,
+    ComputedBlock,
+    LowRankReader,
+    adapted_model,
+    is_adapter_manifest,
+)
+from mergegit.repository.measuring import (
+    Comparison,
+    StatisticsBuilder,
+    compare,
+    measure_delta,
+)
 from mergegit.statistics import PLANES, TensorStatistics
 from mergegit.storage.store import Store
 from mergegit.storage.transaction import Transaction
@@ -32,8 +46,24 @@ a group are one number, and trimming by it is worthless."""
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of the merged model, or the whole: the experts in it, their parameters, and those
+    for all."""
+
+    experts: tuple[int, ...]
+    own: Sequence[Settings]
+    shared: Settings
+
+
+@dataclass(frozen=True, slots=True)
 class Inputs:
-    """A recipe with all that its models' objects say; no weights."""
+    """A recipe with all that its models' objects say; no weights.
+
+    ``base`` and ``experts`` are seen as the merged model names its tensors, and ``stack`` are its
+    layers where slices number them anew. ``places`` tells where each tensor lies, ``parts`` which
+    experts take part in each slice, and ``copied`` names the tensors that are an expert's own,
+    unread. ``computed`` are the blocks that adapters make from their factors.
+    """
 
     recipe: Recipe
     base: Model
@@ -41,56 +71,143 @@ class Inputs:
     matching: Matching
     base_manifest: Manifest
     keys: Sequence[bytes]
+    places: Mapping[str, Place]
+    parts: Sequence[Part]
+    copied: Mapping[str, TensorId]
+    computed: Computed
+    stack: Stack | None = None
+
+    def part(self, name: str) -> Part:
+        """What is merged into a tensor. Some of the experts may lack it, and count as the base."""
+        return self.parts[self.places[name].slice]
 
 
 def gather(store: Store, recipe: Recipe) -> Inputs:
-    """Load the models' objects and match them. Raises ``Mismatch``."""
+    """Load the models' objects and match them. Raises ``Mismatch`` and ``BadRecipe``."""
     base_manifest = store.manifest(store.commit(recipe.base).manifest)
+    _refuse_adapter(recipe.base_ref, base_manifest)
     base = _model(store, recipe.base_ref, base_manifest)
     experts: list[Model] = []
     keys: list[bytes] = []
+    computed: dict[BlockId, ComputedBlock] = {}
     for expert in recipe.experts:
         manifest_id = store.commit(expert.commit).manifest
-        experts.append(_model(store, expert.ref, store.manifest(manifest_id)))
+        adapted = adapted_model(store, expert.ref, expert.commit)
+        if adapted is not None:
+            experts.append(adapted.model)
+            computed.update(adapted.computed)
+        else:
+            experts.append(_model(store, expert.ref, store.manifest(manifest_id)))
         # The same expert listed twice draws twice.
         keys.append(manifest_id + b"%d" % sum(key.startswith(manifest_id) for key in keys))
+    stack = None
+    if recipe.slices:
+        sliced = slice_models(recipe, base, experts)
+        base, experts, stack = sliced.base, list(sliced.experts), sliced.stack
+    lengths = tuple(part.base_layers[1] - part.base_layers[0] for part in recipe.slices)
+    where = places(base.tensors, lengths, stack)
+    parts = [Part(*part) for part in recipe.parts()]
+    copied = _copied(recipe, base, experts, where, parts, computed)
     matching = match(
-        base, experts, ignore_extra=recipe.ignore_extra, converts=recipe.dtype is not None
+        _without(base, copied),
+        [_without(expert, copied) for expert in experts],
+        ignore_extra=recipe.ignore_extra,
+        converts=recipe.dtype is not None,
+        participants=lambda name: parts[where[name].slice].experts,
     )
-    return Inputs(recipe, base, experts, matching, base_manifest, keys)
+    return Inputs(
+        recipe, base, experts, matching, base_manifest, keys, where, parts, copied, computed, stack
+    )
 
 
-def missing_statistics(store: Store, inputs: Inputs) -> list[tuple[TensorId, TensorId]]:
-    """Pairs of (expert's tensor, base's tensor) that statistics were never taken of.
+def _without(model: Model, names: Mapping[str, TensorId]) -> Model:
+    return replace(
+        model, tensors={name: t for name, t in model.tensors.items() if name not in names}
+    )
+
+
+def _copied(
+    recipe: Recipe,
+    base: Model,
+    experts: Sequence[Model],
+    where: Mapping[str, Place],
+    parts: Sequence[Part],
+    computed: Computed,
+) -> dict[str, TensorId]:
+    """Tensors that are taken from one expert as they are: nothing of them is read."""
+    copied: dict[str, TensorId] = {}
+    if recipe.method.copies is None:
+        return copied
+    for name in base.tensors:
+        part = parts[where[name].slice]
+        expert = experts[part.experts[0]]
+        tensor = expert.tensors.get(name)
+        if (
+            tensor is None
+            or any(block in computed for block in tensor.blocks())
+            or (recipe.dtype not in (None, tensor.dtype) and DTYPES[tensor.dtype].is_float)
+        ):
+            continue
+        position = where[name].position
+        own = [resolved(settings, name, position) for settings in part.own]
+        if recipe.method.copies(own, resolved(part.shared, name, position)):
+            copied[name] = expert.ids[name]
+    return copied
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An expert's tensor and the base's, to be compared."""
+
+    tensor_id: TensorId
+    tensor: Tensor
+    base_id: TensorId
+    base: Tensor
+
+
+def missing_statistics(store: Store, inputs: Inputs) -> list[Pair]:
+    """Pairs of tensors that statistics were never taken of.
 
     There are none where experts were added with the base that they are merged on.
     """
-    pairs: dict[tuple[TensorId, TensorId], None] = {}
-    for expert in inputs.experts:
-        for name in inputs.matching.merged:
-            tensor, base = expert.ids.get(name), inputs.base.ids[name]
-            if tensor and tensor != base and store.catalog.statistics(tensor, base) is None:
-                pairs[tensor, base] = None
-    return list(pairs)
+    pairs: dict[tuple[TensorId, TensorId], Pair] = {}
+    for name in inputs.matching.merged:
+        base_id = inputs.base.ids[name]
+        for k in inputs.part(name).experts:
+            tensor_id = inputs.experts[k].ids.get(name)
+            if tensor_id in (None, base_id) or (tensor_id, base_id) in pairs:
+                continue
+            assert tensor_id is not None
+            if store.catalog.statistics(tensor_id, base_id) is None:
+                tensor = inputs.experts[k].tensors[name]
+                base = inputs.base.tensors[name]
+                pairs[tensor_id, base_id] = Pair(tensor_id, tensor, base_id, base)
+    return list(pairs.values())
 
 
 def take_statistics(
     store: Store,
     transaction: Transaction,
-    pairs: Sequence[tuple[TensorId, TensorId]],
+    pairs: Sequence[Pair],
+    computed: Computed,
     *,
     threads: int,
     progress: Progress,
 ) -> None:
     """Read tensors once beside their base tensors and store the statistics."""
-    total = sum(store.tensor(tensor_id).nbytes for tensor_id, _ in pairs)
+    total = sum(pair.tensor.nbytes for pair in pairs)
     done = 0
-    for tensor_id, base_id in pairs:
-        tensor, base = store.tensor(tensor_id), store.tensor(base_id)
+    low_rank = LowRankReader(store, computed)
+    for pair in pairs:
+        tensor, base = pair.tensor, pair.base
 
         def read(index: int, tensor: Tensor = tensor, base: Tensor = base) -> Comparison:
             block = tensor.block(index)
             elements = block_elements(tensor.elements, index)
+            if block in low_rank:
+                below = base.block(index)
+                delta = low_rank.delta(block, below, store.read_block(below), base.dtype)
+                return measure_delta(delta, index)
             data = store.read_block(block)
             return compare(store, tensor.dtype, data, block, base, index, elements)
 
@@ -100,19 +217,19 @@ def take_statistics(
             builder.add(comparison)
             done += tensor.block_nbytes(index)
             progress(done, total)
-        transaction.write_statistics(tensor_id, base_id, builder.finish().to_bytes())
+        transaction.write_statistics(pair.tensor_id, pair.base_id, builder.finish().to_bytes())
 
 
 Known = Sequence[TensorStatistics | None]
-"""Statistics of one tensor, for each expert; None where it lacks the tensor or has the base's."""
+"""Statistics of one tensor, for each participant; None where it lacks it or has the base's."""
 
 
 def known_of(store: Store, inputs: Inputs, name: str) -> Known:
-    """The statistics of every expert's tensor of a name against the base's."""
+    """The statistics of every participant's tensor of a name against the base's."""
     base = inputs.base.ids[name]
     known: list[TensorStatistics | None] = []
-    for expert in inputs.experts:
-        tensor = expert.ids.get(name)
+    for k in inputs.part(name).experts:
+        tensor = inputs.experts[k].ids.get(name)
         if tensor is None or tensor == base:
             known.append(None)
             continue
@@ -122,17 +239,46 @@ def known_of(store: Store, inputs: Inputs, name: str) -> Known:
     return known
 
 
-def coefficients_of(inputs: Inputs, name: str, known: Known) -> Coefficients:
-    """The coefficients of the recipe's method for one tensor."""
-    recipe = inputs.recipe
+def context_of(inputs: Inputs, name: str, known: Known) -> TensorContext:
+    """What the recipe's method may know of one tensor, before it is surveyed."""
+    place, part = inputs.places[name], inputs.part(name)
     experts = [
-        ExpertTensor(expert.parameters, statistics.histogram if statistics else None, key)
-        for expert, statistics, key in zip(recipe.experts, known, inputs.keys, strict=True)
+        ExpertTensor(
+            resolved(settings, name, place.position),
+            statistics.histogram if statistics else None,
+            inputs.keys[k],
+            float(statistics.energy.sum()) if statistics else 0.0,
+        )
+        for k, settings, statistics in zip(part.experts, part.own, known, strict=True)
     ]
-    elements = inputs.base.tensors[name].elements
-    return recipe.method.coefficients(
-        TensorContext(name, elements, recipe.parameters, recipe.seed, experts)
+    return TensorContext(
+        name=name,
+        shape=inputs.base.tensors[name].shape,
+        parameters=resolved(part.shared, name, place.position),
+        seed=inputs.recipe.seed,
+        experts=experts,
+        gram=_estimated_gram(known),
+        depth=place.depth,
+        in_layers=place.in_layers,
     )
+
+
+_LARGE_BASE: Final = 1e6
+"""The base's energy, as estimated Gram matrices have it, in units of the largest delta's."""
+
+
+def _estimated_gram(known: Known) -> npt.NDArray[np.float64]:
+    """Inner products of base and deltas: exact squares, sketched products, and a large base."""
+    gram = np.zeros((len(known) + 1, len(known) + 1))
+    present = [(k, statistics) for k, statistics in enumerate(known) if statistics is not None]
+    if present:
+        rows = [k + 1 for k, _ in present]
+        sketches = np.stack([statistics.sketch.astype(np.float64) for _, statistics in present])
+        gram[np.ix_(rows, rows)] = sketches @ sketches.T
+        for k, statistics in present:
+            gram[k + 1, k + 1] = statistics.energy.sum()
+    gram[0, 0] = _LARGE_BASE * (gram.diagonal().max() or 1.0)
+    return gram
 
 
 def problem_of(store: Store, inputs: Inputs) -> Problem:
@@ -147,6 +293,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
     ladders = [_Ladder.empty(blocks, k) for k in range(len(inputs.experts))]
     tiny, always = np.zeros(blocks, np.bool_), np.zeros(blocks, np.bool_)
     base_bytes, write_bytes = np.zeros(blocks, np.int64), np.zeros(blocks, np.int64)
+    together = np.full(blocks, -1, np.int64)
     energy = 0.0
     are_tiny = tiny_tensors([inputs.base.tensors[name].elements for name in names])
     for name, is_tiny, start, stop in zip(names, are_tiny, offsets[:-1], offsets[1:], strict=True):
@@ -154,24 +301,31 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
         here = slice(int(start), int(stop))
         tiny[here] = is_tiny
         out_dtype = recipe.dtype or base.dtype
-        known = known_of(store, inputs, name)
-        coefficients = coefficients_of(inputs, name, known)
+        known, participants = known_of(store, inputs, name), inputs.part(name).experts
+        context = context_of(inputs, name, known)
+        rule = recipe.method.rule(context)
+        coefficients = rule if isinstance(rule, Coefficients) else rule.nearest
+        if recipe.method.survey or not isinstance(rule, Coefficients):
+            together[here] = here.start
         always[here] = not coefficients.keeps_base or out_dtype != base.dtype
         for index in range(len(base)):
             elements = block_elements(base.elements, index)
             write_bytes[start + index] = byte_length(out_dtype, elements)
         base_bytes[here] = _plain_bytes(store, base)
         spreads, limits = coefficients.spreads, coefficients.limits
-        for k, statistics in enumerate(known):
+        for at, (k, statistics) in enumerate(zip(participants, known, strict=True)):
             if statistics is not None:
                 _refuse_nonfinite(recipe, inputs.experts[k].ref, name, statistics)
                 tensor = inputs.experts[k].tensors[name]
-                ladders[k].weights[here] = spreads[k]
-                ladders[k].limits[here] = limits[k]
-                if limits[k] > 0:
+                ladders[k].weights[here] = spreads[at]
+                ladders[k].limits[here] = limits[at]
+                if limits[at] > 0 and tensor.block_ids[:ID_BYTES] in inputs.computed:
+                    ladders[k].fill_computed(store, here, inputs.computed, tensor, statistics)
+                elif limits[at] > 0:
                     ladders[k].fill(store, here, tensor, base, statistics)
-                    _share(ladders, k, inputs, name, here, coefficients)
-        energy += _merged_energy(known, coefficients)
+                if limits[at] > 0:
+                    _share(ladders, at, participants, inputs, name, here, coefficients)
+        energy += _merged_energy(context, coefficients)
     return Problem(
         recipe=recipe.to_json(),
         base=recipe.base,
@@ -181,7 +335,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
             Ladders(
                 ref=expert.ref,
                 commit=expert.commit,
-                raw_bytes=sum(tensor.nbytes for tensor in inputs.experts[k].tensors.values()),
+                raw_bytes=inputs.experts[k].nbytes,
                 weights=ladder.weights,
                 limits=ladder.limits,
                 costs=ladder.costs,
@@ -189,6 +343,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
                 depths=ladder.depths,
                 leaders=ladder.leaders,
                 base_costs=ladder.base_costs,
+                units=ladder.units,
             )
             for k, (expert, ladder) in enumerate(zip(recipe.experts, ladders, strict=True))
         ],
@@ -200,6 +355,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
         additive=recipe.method.additive,
         first_step=TRIMMED_LAYERS if recipe.method.trims else 1,
         flips=recipe.method.flips,
+        together=together,
     )
 
 
@@ -214,6 +370,7 @@ class _Ladder:
     depths: npt.NDArray[np.uint8]
     leaders: npt.NDArray[np.int16]
     base_costs: npt.NDArray[np.int64]
+    units: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def empty(cls, blocks: int, expert: int) -> _Ladder:
@@ -248,22 +405,41 @@ class _Ladder:
             if len(costs) == LAYERS:
                 self.remaining[row, 1:LAYERS] = statistics.remaining[index]
 
+    def fill_computed(
+        self,
+        store: Store,
+        here: slice,
+        computed: Computed,
+        tensor: Tensor,
+        statistics: TensorStatistics,
+    ) -> None:
+        """A tensor that an adapter makes: its factors are read for all of its blocks or none."""
+        if self.units is None:
+            self.units = np.arange(self.depths.size)
+        self.units[here] = here.start
+        self.depths[here] = 1
+        self.remaining[here, 0] = statistics.energy
+        made = computed[tensor.block(0)].tensor
+        self.costs[here.start, 0] = made.cost(lambda part: sum(_plain_bytes(store, part)))
+
 
 def _share(
     ladders: Sequence[_Ladder],
-    k: int,
+    at: int,
+    participants: Sequence[int],
     inputs: Inputs,
     name: str,
     here: slice,
     coefficients: Coefficients,
 ) -> None:
-    """Mark the blocks of expert ``k`` whose stored bytes an earlier expert needs as well."""
+    """Mark the blocks of a participant whose stored bytes an earlier one needs as well."""
+    k = participants[at]
     tensor = inputs.experts[k].tensors[name]
-    for earlier in range(k):
+    for earlier_at, earlier in enumerate(participants[:at]):
         other = inputs.experts[earlier].tensors.get(name)
         if other is None or other.dtype != tensor.dtype:
             continue
-        if coefficients.thresholds[earlier] != coefficients.thresholds[k]:
+        if coefficients.thresholds[earlier_at] != coefficients.thresholds[at]:
             continue
         leaders = ladders[k].leaders[here]
         same = ~_differ(tensor, other) & (ladders[earlier].depths[here] > 0) & (leaders == k)
@@ -296,19 +472,21 @@ def _refuse_nonfinite(recipe: Recipe, ref: str, name: str, statistics: TensorSta
         )
 
 
-def _merged_energy(known: Known, coefficients: Coefficients) -> float:
-    """Expected energy of one tensor's merged delta: exact squares, sketched products."""
-    present = [(k, statistics) for k, statistics in enumerate(known) if statistics is not None]
-    if not present:
-        return 0.0
-    experts = [k for k, _ in present]
-    sketches = np.stack([statistics.sketch.astype(np.float64) for _, statistics in present])
-    amplitudes, spreads = coefficients.amplitudes[experts], coefficients.spreads[experts]
-    products = sketches @ sketches.T
+def _merged_energy(context: TensorContext, coefficients: Coefficients) -> float:
+    """Expected energy of one tensor's merged delta."""
+    products = context.gram[1:, 1:].copy()
+    squares = products.diagonal().copy()
     np.fill_diagonal(products, 0.0)
-    squares = np.array([statistics.energy.sum() for _, statistics in present])
+    amplitudes, spreads = coefficients.amplitudes, coefficients.spreads
     # A sketch's noise can't make the sum smaller than nothing.
     return max(float(amplitudes @ products @ amplitudes + spreads**2 @ squares), 0.0)
+
+
+def _refuse_adapter(ref: str, manifest: Manifest) -> None:
+    if is_adapter_manifest(manifest):
+        raise Mismatch(
+            f"the base {ref} is an adapter, and no model", hint="choose another base with --base"
+        )
 
 
 def _model(store: Store, ref: str, manifest: Manifest) -> Model:

@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 from mergegit._version import VERSION
 from mergegit.encoding import FORMAT_VERSION, Object, decode, encode, hash_object
 from mergegit.errors import (
     BadRecipe,
     Damaged,
+    UnknownRef,
     UnusableRepository,
 )
 from mergegit.history import walk
 from mergegit.objects import Commit, CommitId, Manifest, Plan, PlanId, Tensor, TensorId
-from mergegit.pipeline import default_threads, ordered_map
+from mergegit.pipeline import default_threads
 from mergegit.repository import lineage
 from mergegit.repository.collecting import EXPIRE, GRACE
 from mergegit.repository.naming import ResolvedRef, resolve, resolve_object, short
@@ -43,10 +44,11 @@ from mergegit.storage.workspace import sweep
 if TYPE_CHECKING:
     import torch
 
-    from mergegit.merge.methods import Value
+    from mergegit.merge.mergekit_yaml import Document
     from mergegit.merge.plan import Planner
     from mergegit.merge.recipe import Recipe
     from mergegit.repository.checking import CheckReport
+    from mergegit.repository.planning import Inputs
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and how many there are."""
@@ -317,8 +319,12 @@ class Repository:
         with the encoding ``raw`` plainly. Adding the same bytes again changes nothing, but where
         the repository had lost blocks of them. Raises ``BadCheckpoint``, ``NoBase`` and
         ``RefConflict``.
+
+        A LoRA adapter, as PEFT saves it, is stored as it is. Its base is the one that its config
+        names, where ``base`` does not say; as an expert it is the base with the adapter on it.
         """
         from mergegit.checkpoint.directory import inspect
+        from mergegit.repository.adapters import AdapterFiles
         from mergegit.repository.adding import store_checkpoint
 
         started = time.perf_counter()
@@ -327,11 +333,17 @@ class Repository:
         shapes = {entry.name: entry.shape for entry in inspected.tensors().values()}
         notes = list(inspected.notes)
         tip = self.store.refs.read("heads", branch)
+        adapter = AdapterFiles.of(inspected)
         if base is not None:
             chosen: ResolvedRef | None = resolve(self.store, base)
+        elif adapter is not None:
+            chosen = lineage.infer_adapter_base(self.store, branch, adapter.config, notes)
         else:
             chosen = None if no_base else lineage.infer_base(self.store, shapes, notes)
         base_manifest = self._manifest_of(chosen.commit) if chosen else None
+        if adapter is not None and base_manifest is not None:
+            adapter.check(self.store, branch, base_manifest)
+            base_manifest = None  # its tensors are none of the base's
         with self.store.transaction() as transaction:
             added = store_checkpoint(
                 self.store,
@@ -365,6 +377,8 @@ class Repository:
                 transaction.publish(update)
             elif added.new_blocks:
                 transaction.publish()  # blocks that the repository had lost
+        if adapter is not None:
+            self._measure(branch, commit_id, progress)
         parents = self.store.commit(commit_id).parents
         parent = parents[0] if parents else None
         return AddReport(
@@ -390,46 +404,59 @@ class Repository:
         *,
         base: str | None = None,
         method: str = "task_arithmetic",
-        parameters: Mapping[str, Value] | None = None,
+        parameters: Mapping[str, Any] | None = None,
         seed: int = 0,
         dtype: str | None = None,
         ignore_extra: bool = False,
         allow_nonfinite: bool = False,
     ) -> Recipe:
-        """A checked recipe. Keys of ``parameters`` are ``name`` or ``expert.name``.
+        """A checked recipe. Keys of ``parameters`` are ``name`` or ``expert.name``; values are
+        numbers, true or false, or gradients and rules as mergekit's recipes have them.
 
         Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.
         """
-        from mergegit.merge.recipe import make_recipe
+        from mergegit.repository.recipes import recipe_of_flags
 
-        resolved = [resolve(self.store, expert) for expert in experts]
-        shared: dict[str, Value] = {}
-        own: list[dict[str, Value]] = [{} for _ in experts]
-        for key, value in (parameters or {}).items():
-            expert, dot, name = key.rpartition(".")
-            if not dot:
-                shared[name] = value
-            elif expert in experts:
-                for place, ref in enumerate(experts):
-                    if ref == expert:
-                        own[place][name] = value
-            else:
-                raise BadRecipe(
-                    f"parameter {key!r} names {expert!r}, which is no expert of this merge",
-                    hint=f"the experts are {', '.join(experts)}",
-                )
-        chosen = resolve(self.store, base) if base else lineage.merge_base(self.store, resolved)
-        return make_recipe(
-            method_name=method,
-            base=(chosen.name, chosen.commit),
-            experts=[(expert.name, expert.commit) for expert in resolved],
-            parameters=shared,
-            expert_parameters=own,
+        return recipe_of_flags(
+            self.store,
+            experts,
+            base=base,
+            method=method,
+            parameters=parameters or {},
             seed=seed,
             dtype=dtype,
             ignore_extra=ignore_extra,
             allow_nonfinite=allow_nonfinite,
         )
+
+    def recipe_of(
+        self,
+        document: Document,
+        *,
+        merged: Mapping[str, CommitId] | None = None,
+        given: str | None = None,
+        progress: Progress = _silent,
+    ) -> Recipe:
+        """The recipe of a document of mergekit's YAML (``mergegit.merge.mergekit_yaml``).
+
+        ``merged`` are the commits of documents that it names, ``given`` the text that it was read
+        from. Models that are paths are added. Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.
+        """
+        from mergegit.repository.recipes import models_of, recipe_of_document
+
+        known = {name: ResolvedRef(name, commit) for name, commit in (merged or {}).items()}
+        for name in models_of(document):
+            if name not in known and Path(name).is_dir() and not self._is_ref(name):
+                added = self.add(name, progress=progress)
+                known[name] = ResolvedRef(added.branch, added.commit)
+        return recipe_of_document(self.store, document, known, given)
+
+    def _is_ref(self, text: str) -> bool:
+        try:
+            self.resolve(text)
+        except UnknownRef:
+            return False
+        return True
 
     def plan(
         self,
@@ -470,18 +497,42 @@ class Repository:
         from mergegit.repository import planning
 
         inputs = planning.gather(self.store, recipe)
-        pairs = planning.missing_statistics(self.store, inputs)
-        if pairs:
-            with self.store.transaction() as transaction:
-                planning.take_statistics(
-                    self.store,
-                    transaction,
-                    pairs,
-                    threads=self.threads,
-                    progress=lambda done, total: progress("taking statistics", done, total),
-                )
-                transaction.publish()
+        self._take_statistics(inputs, progress)
         return Planner(planning.problem_of(self.store, inputs))
+
+    def _take_statistics(self, inputs: Inputs, progress: Progress) -> None:
+        """Take what statistics were never taken of a recipe's models."""
+        from mergegit.repository import planning
+
+        pairs = planning.missing_statistics(self.store, inputs)
+        if not pairs:
+            return
+        with self.store.transaction() as transaction:
+            planning.take_statistics(
+                self.store,
+                transaction,
+                pairs,
+                inputs.computed,
+                threads=self.threads,
+                progress=lambda done, total: progress("taking statistics", done, total),
+            )
+            transaction.publish()
+
+    def _measure(self, ref: str, commit: CommitId, progress: Progress) -> None:
+        """Take an adapter's statistics beside its base, so that planning reads nothing of it."""
+        from mergegit.merge.recipe import make_recipe
+        from mergegit.repository import planning
+
+        base = self.store.commit(commit).parents[0]
+        recipe = make_recipe(
+            method_name="task_arithmetic",
+            base=(lineage.name_of(self.store, base), base),
+            experts=[(ref, commit)],
+            parameters={},
+            expert_parameters=[{}],
+            allow_nonfinite=True,
+        )
+        self._take_statistics(planning.gather(self.store, recipe), progress)
 
     def saved_plan(self, text: str) -> PlanReport:
         """A plan of the store by its id or a prefix of it, or by the ref of the merge that carried
@@ -555,11 +606,11 @@ class Repository:
         """
         from mergegit.merge.recipe import Recipe
         from mergegit.repository import merging, planning
-        from mergegit.storage.reader import ByteCount
+        from mergegit.repository.manifests import merged_manifest
 
         started = time.perf_counter()
         recipe = Recipe.from_json(plan.plan.recipe)
-        parents = (recipe.base, *(expert.commit for expert in recipe.experts))
+        parents = recipe.parents
         for commit_id in parents:
             if not self.store.has_object(commit_id):
                 raise BadRecipe(
@@ -571,7 +622,7 @@ class Repository:
             sweep(self.store.location)  # where a killed run had no more than that left to do
             return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
         inputs = planning.gather(self.store, recipe)
-        experts, base = ByteCount(), ByteCount()
+        counts = merging.Counts()
         with self.store.transaction() as transaction:
             merged = merging.merge_blocks(
                 self.store,
@@ -580,17 +631,17 @@ class Repository:
                 plan.plan,
                 plainly=encoding == "raw",
                 threads=self.threads,
-                expert_count=experts,
-                base_count=base,
+                counts=counts,
                 progress=lambda done, total: progress(f"merging {name}", done, total),
             )
-            if experts.total != plan.plan.planned_bytes:
+            read = counts.experts.total
+            if read != plan.plan.planned_bytes:
                 raise Damaged(
-                    f"the merge read {experts.total:,} bytes of experts where its plan lists "
+                    f"the merge read {read:,} bytes of experts where its plan lists "
                     f"{plan.plan.planned_bytes:,}",
                     hint="make the plan again; if it persists, run `mergegit fsck`",
                 )
-            manifest = merging.merged_manifest(self.store, transaction, inputs, plan.plan, merged)
+            manifest = merged_manifest(self.store, transaction, inputs, plan.plan, merged)
             seconds = time.perf_counter() - started
             commit_id = transaction.write_commit(
                 Commit(
@@ -603,8 +654,8 @@ class Repository:
                     plan=transaction.write_plan(plan.plan),
                     execution={
                         "mergegit": VERSION,
-                        "read_bytes": experts.total,
-                        "base_read_bytes": base.total,
+                        "read_bytes": read,
+                        "base_read_bytes": counts.bases.total,
                         "written_bytes": transaction.block_bytes,
                         "seconds": round(seconds, 3),
                     },
@@ -617,8 +668,8 @@ class Repository:
             branch=name,
             is_new=True,
             plan=plan,
-            read_bytes=experts.total,
-            base_read_bytes=base.total,
+            read_bytes=read,
+            base_read_bytes=counts.bases.total,
             written_bytes=transaction.block_bytes,
             seconds=time.perf_counter() - started,
         )
@@ -707,51 +758,37 @@ class Repository:
         ref: str,
         directory: str | os.PathLike[str],
         *,
+        dtype: str | None = None,
+        shard_size: str | int | None = None,
         progress: Progress = _silent,
     ) -> CheckoutReport:
         """Write a commit's files into ``directory``, which must not exist or be empty.
 
-        The directory appears whole or not at all. An added checkpoint comes back byte for byte.
-        Raises ``BadTarget``, ``NoSpace`` and ``Damaged``.
+        The directory appears whole or not at all. An added checkpoint comes back byte for byte,
+        unless its floating tensors are to have another ``dtype`` or its shards another size, in
+        bytes or like ``5GB``; then weights beside the model are left out. Raises ``BadTarget``,
+        ``NoSpace``, ``Damaged``, ``BadRecipe``, ``Mismatch`` and ``NotFinite``.
         """
-        from mergegit.checkpoint.writer import (
-            FilePart,
-            check_path,
-            file_parts,
-            new_directory,
-            write_file,
-        )
+        from mergegit.repository.checking_out import Form, check_out
 
         started = time.perf_counter()
+        form = Form.parse(dtype, shard_size)
         commit_id = self.resolve(ref)
-        commit = self.store.commit(commit_id)
-        manifest = self.store.manifest(commit.manifest)
-        total = self._checkpoint_bytes(commit)
-        done = files = 0
-
-        def chunks(parts: list[FilePart]) -> Iterator[bytes]:
-            nonlocal done
-            for part in parts:
-                blocks = part.tensor.blocks() if part.tensor else ()
-                for chunk in (
-                    ordered_map(self.store.read_block, blocks, threads=self.threads)
-                    if part.tensor
-                    else (part.literal,)
-                ):
-                    yield chunk
-                    done += len(chunk)
-                    progress(f"checking out {ref}", done, total)
-
         try:
-            with new_directory(Path(directory)) as root:
-                for path in manifest.directories:
-                    (root / check_path(path)).mkdir(parents=True, exist_ok=True)
-                for path, parts in file_parts(manifest, self.store.tensor, self._bytes_of):
-                    write_file(root / check_path(path), chunks(parts))
-                    files += 1
+            written = check_out(
+                self.store,
+                self._manifest_of(commit_id),
+                Path(directory),
+                form,
+                threads=self.threads,
+                progress=functools.partial(progress, f"checking out {ref}"),
+            )
         except DamagedBlock as error:
             raise self._explain(error) from error
-        return CheckoutReport(commit_id, files, done, time.perf_counter() - started)
+        notes = (f"left out: {path}" for path in written.left_out)
+        return CheckoutReport(
+            commit_id, written.files, written.nbytes, time.perf_counter() - started, tuple(notes)
+        )
 
     def load(self, ref: str) -> dict[str, torch.Tensor]:
         """The tensors of a commit, by name, straight from the store."""
@@ -764,9 +801,6 @@ class Repository:
         }
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _bytes_of(self, tensor: Tensor) -> bytes:
-        return b"".join(self.store.read_block(block) for block in tensor.blocks())
 
     def _manifest_of(self, commit: CommitId) -> Manifest:
         return self.store.manifest(self.store.commit(commit).manifest)

@@ -34,7 +34,7 @@ def test_a_commit_in_full(mergegit: CommandLine, commit_of: Callable[[str], str]
     assert lines[3] == f"Author:   {AUTHOR}"
     assert re.fullmatch(r"Date:     \w{3} \w{3} \d\d \d\d:\d\d:\d\d \d{4} [+-]\d{4}", lines[4])
     assert lines[5] == (
-        "Recipe:   task_arithmetic lambda=1 normalize=false math(weight=0.5) code(weight=1)"
+        "Recipe:   task_arithmetic lambda=1 lines=0 normalize=false math(weight=0.5) code(weight=1)"
     )
     assert lines[6].startswith("Read:     ")
     assert lines[7:] == ["", "    merge math, code by task_arithmetic under 60%"]

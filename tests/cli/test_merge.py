@@ -133,5 +133,5 @@ def test_what_a_plan_says_can_not_be_said_otherwise(option: str, mergegit: Comma
 
 
 def test_experts_or_a_plan(mergegit: CommandLine) -> None:
-    assert "name experts, or a plan" in mergegit("merge").failed(2)[0]
+    assert "name experts, a plan with --plan or a recipe with -c" in mergegit("merge").failed(2)[0]
     assert "not both" in mergegit("merge", "math", "--plan", "merged").failed(2)[0]

@@ -151,7 +151,7 @@ def test_a_curve_goes_alone(mergegit: CommandLine) -> None:
 
 def test_no_expert(mergegit: CommandLine) -> None:
     message, hint = mergegit("plan").failed(2)
-    assert message == "name at least one expert"
+    assert message == "name experts, or a recipe with -c"
     assert hint == "`mergegit plan --help` shows how it is used"
 
 

@@ -58,7 +58,7 @@ def linear(models: Models, *, normalize: bool = True) -> Tensor:
 
 def task_arithmetic(models: Models, *, normalize: bool = False, lam: float = 1.0) -> Tensor:
     """b + lambda * sum w_i d_i"""
-    return models.finish(_weighted_sum(models, models.deltas(), normalize), lam)
+    return models.finish(weighted_sum(models, models.deltas(), normalize), lam)
 
 
 def ties(
@@ -73,21 +73,21 @@ def ties(
             whole, rest = delta.double().abs().sum(), kept.double().abs().sum()
             kept = kept * (whole / rest).to(kept.dtype)
         trimmed.append(kept)
-    return models.finish(_elect(models, trimmed, normalize), lam)
+    return models.finish(elect(models, trimmed, normalize), lam)
 
 
 def dare_linear(
     models: Models, *, normalize: bool = False, lam: float = 1.0, rescale: bool = True
 ) -> Tensor:
     """task arithmetic of deltas of which ``masks`` say what is kept, divided by the density"""
-    return models.finish(_weighted_sum(models, _dropped(models, rescale), normalize), lam)
+    return models.finish(weighted_sum(models, _dropped(models, rescale), normalize), lam)
 
 
 def dare_ties(
     models: Models, *, normalize: bool = False, lam: float = 1.0, rescale: bool = True
 ) -> Tensor:
     """The same, with the election of ties."""
-    return models.finish(_elect(models, _dropped(models, rescale), normalize), lam)
+    return models.finish(elect(models, _dropped(models, rescale), normalize), lam)
 
 
 METHODS: dict[str, Callable[..., Tensor]] = {
@@ -151,7 +151,7 @@ def _dropped(models: Models, rescale: bool) -> list[Tensor]:
     return out
 
 
-def _weighted_sum(models: Models, deltas: Sequence[Tensor], normalize: bool) -> Tensor:
+def weighted_sum(models: Models, deltas: Sequence[Tensor], normalize: bool) -> Tensor:
     total = torch.zeros(models.base.shape, dtype=models.precision)
     for place, delta in enumerate(deltas):
         total = total + models.weight(place) * delta
@@ -159,7 +159,7 @@ def _weighted_sum(models: Models, deltas: Sequence[Tensor], normalize: bool) -> 
     return total / divisor if normalize and divisor.abs() >= 1e-8 else total
 
 
-def _elect(models: Models, deltas: Sequence[Tensor], normalize: bool) -> Tensor:
+def elect(models: Models, deltas: Sequence[Tensor], normalize: bool) -> Tensor:
     """Sum of the weighted deltas whose sign is that of the sum of all; zero counts as positive."""
     parts = [models.weight(place) * delta for place, delta in enumerate(deltas)]
     total = torch.zeros(models.base.shape, dtype=models.precision)

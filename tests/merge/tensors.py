@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,8 +11,10 @@ import torch
 from mergegit.dtypes import DTYPES
 from mergegit.kernels.combine import Coefficients, combine
 from mergegit.kernels.measure import measure
-from mergegit.merge.methods import ExpertTensor, TensorContext, Value
-from mergegit.merge.recipe import Recipe, make_recipe
+from mergegit.merge.bands import cut, regroup
+from mergegit.merge.method import Band, ExpertTensor, TensorContext
+from mergegit.merge.recipe import Recipe, make_recipe, resolved
+from mergegit.merge.settings import Scalar, Setting
 from mergegit.objects import CommitId
 from mergegit.statistics import Histogram
 from tests.families import generator
@@ -63,20 +66,20 @@ def recipe_of(
     experts: int = 1,
     weights: Sequence[float] | None = None,
     densities: Sequence[float] | None = None,
-    parameters: Mapping[str, Value] | None = None,
+    parameters: Mapping[str, Scalar] | None = None,
     seed: int = 0,
 ) -> Recipe:
-    own: list[dict[str, Value]] = [{} for _ in range(experts)]
+    own: list[dict[str, Setting]] = [{} for _ in range(experts)]
     for place in range(experts):
         if weights is not None:
-            own[place]["weight"] = weights[place]
+            own[place]["weight"] = Setting.constant(weights[place])
         if densities is not None:
-            own[place]["density"] = densities[place]
+            own[place]["density"] = Setting.constant(densities[place])
     return make_recipe(
         method_name=method,
         base=("base", commit_id(0)),
         experts=[(f"expert{place}", commit_id(place + 1)) for place in range(experts)],
-        parameters=parameters or {},
+        parameters={key: Setting.constant(value) for key, value in (parameters or {}).items()},
         expert_parameters=own,
         seed=seed,
     )
@@ -91,6 +94,31 @@ def histogram_of(expert: torch.Tensor, base: torch.Tensor) -> Histogram:
     return Histogram(bins, measured.histogram[bins].astype(np.uint64))
 
 
+def context_of(
+    recipe: Recipe,
+    base: torch.Tensor,
+    experts: Sequence[torch.Tensor],
+    *,
+    name: str = "weight",
+    keys: Sequence[bytes] | None = None,
+) -> TensorContext:
+    return TensorContext(
+        name=name,
+        shape=tuple(base.shape),
+        parameters=resolved(recipe.parameters, name, 0.0),
+        seed=recipe.seed,
+        experts=[
+            ExpertTensor(
+                parameters=resolved(asked.parameters, name, 0.0),
+                histogram=histogram_of(expert, base),
+                key=keys[place] if keys else b"expert%d" % place,
+                energy=float((expert.float() - base.float()).double().square().sum()),
+            )
+            for place, (asked, expert) in enumerate(zip(recipe.experts, experts, strict=True))
+        ],
+    )
+
+
 def coefficients_of(
     recipe: Recipe,
     base: torch.Tensor,
@@ -99,21 +127,20 @@ def coefficients_of(
     name: str = "weight",
     keys: Sequence[bytes] | None = None,
 ) -> Coefficients:
-    context = TensorContext(
-        name=name,
-        elements=base.numel(),
-        parameters=recipe.parameters,
-        seed=recipe.seed,
-        experts=[
-            ExpertTensor(
-                parameters=asked.parameters,
-                histogram=histogram_of(expert, base),
-                key=keys[place] if keys else b"expert%d" % place,
-            )
-            for place, (asked, expert) in enumerate(zip(recipe.experts, experts, strict=True))
-        ],
-    )
-    return recipe.method.coefficients(context)
+    return recipe.method.coefficients(context_of(recipe, base, experts, name=name, keys=keys))
+
+
+def bands_of(
+    base: torch.Tensor, experts: Sequence[torch.Tensor], block: int | None = None
+) -> list[Band]:
+    """A tensor and its experts' deltas as the executor hands them out, block by block."""
+    reference = base.float().flatten().numpy()
+    deltas = [expert.float().flatten().numpy() - reference for expert in experts]
+    size = block or max(reference.size, 1)
+    return [
+        Band(reference[at : at + size], np.stack([d[at : at + size] for d in deltas]), at)
+        for at in range(0, reference.size, size)
+    ]
 
 
 def combine_tensors(
@@ -153,7 +180,7 @@ def merge_tensor(
     *,
     weights: Sequence[float] | None = None,
     densities: Sequence[float] | None = None,
-    parameters: Mapping[str, Value] | None = None,
+    parameters: Mapping[str, Scalar] | None = None,
     seed: int = 0,
     name: str = "weight",
     keys: Sequence[bytes] | None = None,
@@ -162,16 +189,29 @@ def merge_tensor(
 ) -> torch.Tensor:
     """A whole tensor merged, in blocks of ``block`` elements where that is given."""
     recipe = recipe_of(method, len(experts), weights, densities, parameters, seed)
-    coefficients = coefficients_of(recipe, base, experts, name=name, keys=keys)
+    context = context_of(recipe, base, experts, name=name, keys=keys)
     size = block or max(base.numel(), 1)
+    survey = recipe.method.survey(context) if recipe.method.survey else None
+    if survey is not None:
+        for band in bands_of(base, experts, size):
+            survey.add(survey.measure(band))
+        context = replace(context, surveyed=survey.finish())
+    rule = recipe.method.rule(context)
+    if not isinstance(rule, Coefficients):
+        bands = regroup(bands_of(base, experts, size), rule.unit, tuple(base.shape))
+        pieces = list(cut((rule.apply(band) for band in bands), size))
+        merged = torch.from_numpy(np.concatenate(pieces)) if pieces else torch.empty(0)
+        return merged.to(dtype or base.dtype).reshape(base.shape)
+    flat, rows = base.flatten(), [expert.flatten() for expert in experts]
     parts = [
         combine_tensors(
-            base[start : start + size],
-            {place: expert[start : start + size] for place, expert in enumerate(experts)},
-            coefficients,
+            flat[start : start + size],
+            {place: row[start : start + size] for place, row in enumerate(rows)},
+            rule,
             dtype=dtype,
             first=start,
         )
         for start in range(0, base.numel(), size)
     ]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=dtype or base.dtype)
+    merged = torch.cat(parts) if parts else torch.empty(0, dtype=dtype or base.dtype)
+    return merged.reshape(base.shape)

@@ -13,6 +13,7 @@ import torch
 from blake3 import blake3
 
 from mergegit.dtypes import byte_length
+from mergegit.kernels.combine import Coefficients
 from mergegit.merge.execute import Base, TensorJob, execute
 from mergegit.merge.plan import Planner
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Tensor
@@ -67,12 +68,12 @@ class Blocks:
         data = b"".join(self.data[block] for block in tensor.blocks())
         return from_bytes(data, BY_NAME[tensor.dtype]).reshape(tensor.shape)
 
-    def read_base(self, block: BlockId) -> bytes:
+    def base(self, block: BlockId) -> bytes:
         with self._lock:
             self.base_reads.append(block)
         return self.data[block]
 
-    def read_expert(
+    def expert(
         self, block: BlockId, layers: int, base: Base, threshold: float
     ) -> tuple[bytes, bool]:
         with self._lock:
@@ -99,8 +100,8 @@ class Blocks:
         return dict(
             execute(
                 jobs,
-                read_base=self.read_base,
-                read_expert=self.read_expert,
+                reader=self,
+                again=self,
                 prepare=self.prepare,
                 write=self.write,
                 threads=threads,
@@ -142,7 +143,7 @@ def job(
         base=stored,
         experts=tensors,
         layers=layers,
-        coefficients=coefficients,
+        rule=lambda found: coefficients,
     )
 
 
@@ -281,7 +282,7 @@ def test_deltas_are_merged_like_the_blocks_that_they_are_of() -> None:
     blocks = Blocks()
     work = job(blocks, base, experts, method="ties", densities=[0.4, 0.6])
     want = blocks.run([work])
-    read = blocks.read_expert
+    read = blocks.expert
 
     def read_deltas(
         block: BlockId, layers: int, base: Base, threshold: float
@@ -294,7 +295,7 @@ def test_deltas_are_merged_like_the_blocks_that_they_are_of() -> None:
         trimmed, shares = torch.where(kept, delta, 0.0), kept.float()
         return to_bytes(trimmed).tobytes() + to_bytes(shares).tobytes(), True
 
-    blocks.read_expert = read_deltas  # type: ignore[method-assign]
+    blocks.expert = read_deltas  # type: ignore[method-assign]
     assert blocks.run([work]) == want
 
 
@@ -305,7 +306,7 @@ def test_experts_are_read_with_the_thresholds_that_they_are_trimmed_at() -> None
     blocks = Blocks()
     work = job(blocks, base, experts, method="ties", densities=[0.2, 0.5, 0.6])
     seen: Counter[tuple[BlockId, float]] = Counter()
-    read = blocks.read_expert
+    read = blocks.expert
 
     def read_expert(
         block: BlockId, layers: int, base: Base, threshold: float
@@ -313,9 +314,11 @@ def test_experts_are_read_with_the_thresholds_that_they_are_trimmed_at() -> None
         seen[block, threshold] += 1
         return read(block, layers, base, threshold)
 
-    blocks.read_expert = read_expert  # type: ignore[method-assign]
+    blocks.expert = read_expert  # type: ignore[method-assign]
     blocks.run([work])
-    thresholds = work.coefficients.thresholds
+    rule = work.rule(None)
+    assert isinstance(rule, Coefficients)
+    thresholds = rule.thresholds
     assert len({*thresholds.tolist()}) == 3
     # The same block is read again where it is trimmed at another threshold.
     assert seen == Counter(
@@ -485,8 +488,8 @@ def test_a_bounded_number_of_blocks_is_in_flight(threads: int) -> None:
     ahead = []
     merged = execute(
         jobs(),
-        read_base=blocks.read_base,
-        read_expert=blocks.read_expert,
+        reader=blocks,
+        again=blocks,
         prepare=blocks.prepare,
         write=blocks.write,
         threads=threads,
@@ -549,7 +552,7 @@ def test_an_error_of_a_read_ends_the_merge(threads: int) -> None:
     base = model("error", n=4 * BLOCK)
     work = job(blocks, base, [moved(base, "error", 1)])
     broken = work.experts[0].block(2)  # type: ignore[union-attr]
-    read = blocks.read_expert
+    read = blocks.expert
 
     def read_expert(
         block: BlockId, layers: int, base: Base, threshold: float
@@ -558,7 +561,7 @@ def test_an_error_of_a_read_ends_the_merge(threads: int) -> None:
             raise OSError("the disk is gone")
         return read(block, layers, base, threshold)
 
-    blocks.read_expert = read_expert  # type: ignore[method-assign]
+    blocks.expert = read_expert  # type: ignore[method-assign]
     with pytest.raises(OSError, match="the disk is gone"):
         blocks.run([work], threads=threads)
     assert len(blocks.written) <= 2

@@ -11,7 +11,8 @@ import torch
 
 from mergegit.errors import BadRecipe
 from mergegit.kernels.combine import ALWAYS
-from mergegit.merge.methods import METHODS, method, stream_key
+from mergegit.merge.methods import METHODS, method
+from mergegit.merge.methods.dare import stream_key
 from tests.merge import reference
 from tests.merge.reference import Models, ulps
 from tests.merge.tensors import (
@@ -24,6 +25,8 @@ from tests.merge.tensors import (
 )
 
 N = 6000
+SUMS = ["linear", "task_arithmetic", "ties", "dare_linear", "dare_ties"]
+"""Methods that are one weighted sum of any number of experts' deltas."""
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]
 WEIGHTS = {
     "equal": [1.0, 1.0, 1.0],
@@ -99,29 +102,34 @@ def test_task_arithmetic_adds_the_weighted_deltas(
     assert same(got, reference.task_arithmetic(models, normalize=normalize, lam=lam))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SUMS)
 def test_the_defaults_are_those_of_the_table(name: str) -> None:
     defaults = {parameter.name: parameter.default for parameter in METHODS[name].parameters}
     assert defaults == {
         "linear": {"weight": 1.0, "normalize": True},
-        "task_arithmetic": {"weight": 1.0, "normalize": False, "lambda": 1.0},
-        "ties": {"weight": 1.0, "density": 1.0, "normalize": True, "lambda": 1.0, "rescale": False},
+        "task_arithmetic": {"weight": 1.0, "normalize": False, "lambda": 1.0, "lines": 0.0},
+        "ties": {
+            "weight": 1.0, "density": 1.0, "normalize": True, "lambda": 1.0, "lines": 0.0,
+            "rescale": False,
+        },
         "dare_linear": {
-            "weight": 1.0, "density": 1.0, "normalize": False, "lambda": 1.0, "rescale": True,
+            "weight": 1.0, "density": 1.0, "normalize": False, "lambda": 1.0, "lines": 0.0,
+            "rescale": True,
         },
         "dare_ties": {
-            "weight": 1.0, "density": 1.0, "normalize": False, "lambda": 1.0, "rescale": True,
+            "weight": 1.0, "density": 1.0, "normalize": False, "lambda": 1.0, "lines": 0.0,
+            "rescale": True,
         },
     }[name]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SUMS)
 def test_an_expert_that_is_the_base_changes_nothing(name: str) -> None:
     base, _ = random_models("still", n=N, experts=1, dtype=torch.bfloat16)
     assert same(merge_tensor(name, base, [base, base]), base)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=[NAMES[dtype] for dtype in DTYPES])
 def test_one_expert_of_weight_one_gives_that_expert(name: str, dtype: torch.dtype) -> None:
     base, experts = random_models("alone", n=N, experts=1, dtype=dtype)
@@ -430,7 +438,7 @@ def test_streams_depend_on_all_of_seed_expert_and_tensor() -> None:
 # -- what methods say of themselves --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SUMS)
 def test_a_block_without_contributions_is_the_bases(name: str) -> None:
     base = random_tensor("quiet", n=10)
     coefficients = coefficients_of(recipe_of(name, 2), base, [base, base])
@@ -447,7 +455,7 @@ def test_linear_without_normalize_scales_the_base_itself() -> None:
     assert got.tolist() == [1.5, 3.0]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SUMS)
 def test_additive_methods_are_linear_in_each_delta(name: str) -> None:
     base = torch.zeros(N)
     _, (a, b) = random_models("additive", n=N, experts=2, dtype=torch.float32)
@@ -460,7 +468,7 @@ def test_additive_methods_are_linear_in_each_delta(name: str) -> None:
     assert adds_up == METHODS[name].additive
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SUMS)
 def test_methods_that_trim_have_thresholds_where_the_density_is_below_one(name: str) -> None:
     base, experts = random_models("trims", n=N, experts=1, dtype=torch.bfloat16)
     has_density = any(parameter.name == "density" for parameter in METHODS[name].parameters)
@@ -469,7 +477,7 @@ def test_methods_that_trim_have_thresholds_where_the_density_is_below_one(name: 
     assert bool(coefficients.thresholds[0] > 0) == METHODS[name].trims
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SUMS)
 def test_only_dare_draws(name: str) -> None:
     base, experts = random_models("draws", n=N, experts=1, dtype=torch.bfloat16)
     has_density = any(parameter.name == "density" for parameter in METHODS[name].parameters)

@@ -9,44 +9,60 @@ import pytest
 
 from mergegit.encoding import canonical_json
 from mergegit.errors import BadRecipe
-from mergegit.merge.methods import METHODS, Value
-from mergegit.merge.recipe import Recipe, make_recipe
+from mergegit.merge.methods import METHODS
+from mergegit.merge.recipe import Recipe, Settings, make_recipe
+from mergegit.merge.settings import Setting
+from tests.merge.examples import EXAMPLE, experts_for, needed_parameters
 from tests.merge.tensors import commit_id
 
 
 def make(
     method: str = "ties",
-    parameters: Mapping[str, Value] | None = None,
-    own: Sequence[Mapping[str, Value]] = ({}, {}),
+    parameters: Mapping[str, object] | None = None,
+    own: Sequence[Mapping[str, object]] | None = None,
     **rest: Any,
 ) -> Recipe:
+    """A recipe of as few experts as the method merges, but of two where it merges any number."""
+    if method in METHODS:
+        own = own if own is not None else [{} for _ in experts_for(method, "ab")]
+        parameters = {**needed_parameters(method), **(parameters or {})}
+    own, parameters = [{}] if own is None else own, parameters or {}
     return make_recipe(
         method_name=method,
         base=("base", commit_id(0)),
         experts=[(f"expert{place}", commit_id(place + 1)) for place in range(len(own))],
-        parameters=parameters or {},
-        expert_parameters=own,
+        parameters=settings(parameters),
+        expert_parameters=[settings(given) for given in own],
         **rest,
     )
+
+
+def settings(given: Mapping[str, object]) -> Settings:
+    return {name: Setting.parse(value, name) for name, value in given.items()}
+
+
+def values(given: Settings) -> dict[str, object]:
+    return {name: value.to_json() for name, value in given.items()}
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_parameter_has_a_value(name: str) -> None:
     recipe = make(name)
     for parameter in METHODS[name].parameters:
+        expected = EXAMPLE if parameter.default is None else parameter.default
         if parameter.per_expert:
-            assert [expert.parameters[parameter.name] for expert in recipe.experts] == [
-                parameter.default
-            ] * 2
+            assert [values(e.parameters)[parameter.name] for e in recipe.experts] == [
+                expected
+            ] * len(recipe.experts)
             assert parameter.name not in recipe.parameters
         else:
-            assert recipe.parameters[parameter.name] == parameter.default
+            assert values(recipe.parameters)[parameter.name] == expected
             assert all(parameter.name not in expert.parameters for expert in recipe.experts)
 
 
 def test_an_experts_own_value_stands_before_the_one_for_all() -> None:
     recipe = make(parameters={"density": 0.5, "weight": 2}, own=[{"density": 0.1}, {}])
-    assert [expert.parameters for expert in recipe.experts] == [
+    assert [values(expert.parameters) for expert in recipe.experts] == [
         {"weight": 2.0, "density": 0.1},
         {"weight": 2.0, "density": 0.5},
     ]

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from mergegit import MergegitError, Repository
 from mergegit.encoding import encode
 from mergegit.errors import BadBudget, BadRecipe, Mismatch, NoBase, NotFinite, RefConflict
+from mergegit.merge.method import Needs
 from mergegit.merge.methods import METHODS
 from mergegit.merge.plan import CURVE
 from mergegit.objects import BLOCK_ELEMENTS, Manifest
@@ -36,17 +37,29 @@ from tests.families import (
     save_checkpoint,
 )
 from tests.merge import reference
+from tests.merge.examples import experts_for, needed_parameters
 from tests.merge.problems import layers_of
 from tests.merge.reference import Models, ulps
 
 Tensors = dict[str, torch.Tensor]
 ADDITIVE = [name for name, method in METHODS.items() if method.additive]
+KNOWN_BEFORE = [
+    name
+    for name, method in METHODS.items()
+    if method.needs in (Needs.ELEMENTS, Needs.STATISTICS) and method.copies is None
+]
+"""Methods whose rule for a tensor is known before anything of it is read."""
 
 
 def plan(
     repository: Repository, experts: Sequence[str] = EXPERTS, *, budget: str | None = None,
     **recipe: Any,
 ) -> PlanReport:  # fmt: skip
+    """A plan of as many of the experts as the method merges, with what it must be told."""
+    method = recipe.get("method", "task_arithmetic")
+    if method in METHODS:
+        experts = experts_for(method, experts)
+        recipe["parameters"] = {**needed_parameters(method), **recipe.get("parameters", {})}
     return repository.plan(repository.recipe(experts, **recipe), budget=budget)
 
 
@@ -119,7 +132,9 @@ def zoo(tmp_path_factory: pytest.TempPathFactory, family: Family) -> Iterator[Re
 
 ZOO = (*EXPERTS, "sparse", "twin", "wide", "half", "partial")
 numbers = st.floats(-1.5, 1.5).map(lambda value: round(value, 3))
-densities = st.floats(0.05, 1.0).map(lambda value: round(value, 3))
+densities = st.one_of(st.just(1.0), st.floats(0.05, 0.95).map(lambda value: round(value, 3)))
+EPSILON = 0.04
+"""An epsilon that goes with each of these densities: probabilities stay between 0 and 1."""
 budgets = st.one_of(
     st.sampled_from(["0", "0.1%", "100%", "1KiB"]),
     st.floats(0, 100).map(lambda percent: f"{percent:.4f}%"),
@@ -130,15 +145,20 @@ budgets = st.one_of(
 @st.composite
 def requests(draw: st.DrawFn) -> dict[str, Any]:
     """What is asked of a merge: any experts, method, parameters and output."""
-    experts = draw(st.lists(st.sampled_from(ZOO), min_size=1, max_size=4))
     method = METHODS[draw(st.sampled_from(sorted(METHODS)))]
-    parameters: dict[str, Any] = {}
+    experts = draw(st.lists(st.sampled_from(ZOO), min_size=1, max_size=4))
+    experts = experts_for(method.name, experts)
+    parameters: dict[str, Any] = needed_parameters(method.name)
     for parameter in method.parameters:
-        values = (
-            st.booleans()
-            if isinstance(parameter.default, bool)
-            else densities if parameter.name == "density" else numbers
-        )  # fmt: skip
+        if parameter.name == "epsilon":
+            parameters["epsilon"] = EPSILON
+            continue
+        if parameter.is_switch:
+            values: st.SearchStrategy[Any] = st.booleans()
+        elif parameter.name == "density":
+            values = densities
+        else:
+            values = numbers.filter(lambda n, p=parameter: p.low < n <= p.high)
         if draw(st.booleans()):
             parameters[parameter.name] = draw(values)
         if parameter.per_expert and draw(st.booleans()):
@@ -204,7 +224,11 @@ def test_a_budget_is_almost_used_up(zoo: Repository) -> None:
 
 def test_a_larger_budget_has_no_larger_error(zoo: Repository) -> None:
     for method in METHODS:
-        curve = zoo.plan_curve(zoo.recipe(EXPERTS, method=method))
+        curve = zoo.plan_curve(
+            zoo.recipe(
+                experts_for(method, EXPERTS), method=method, parameters=needed_parameters(method)
+            )
+        )
         errors = [report.plan.predicted_error for report in curve]
         assert errors == sorted(errors, reverse=True)
         assert errors[-1] == 0.0
@@ -420,12 +444,13 @@ def test_the_experts_order_changes_no_more_than_roundings(zoo: Repository) -> No
 # -- under a budget ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", KNOWN_BEFORE)
 def test_blocks_that_are_read_whole_are_those_of_the_full_merge(
     zoo: Repository, method: str
 ) -> None:
     """Thresholds, weights and masks do not move with the budget."""
-    parameters = {"density": 0.3} if METHODS[method].parameters[1].name == "density" else {}
+    has_density = any(parameter.name == "density" for parameter in METHODS[method].parameters)
+    parameters = {"density": 0.3} if has_density else {}
     full = merge(zoo, method=method, parameters=parameters)
     part = merge(zoo, method=method, parameters=parameters, budget="40%")
     whole = (layers_of(part.plan.plan) == layers_of(full.plan.plan)).all(axis=0)
@@ -900,7 +925,8 @@ def test_parameters_go_to_the_expert_that_they_name(zoo: Repository) -> None:
     recipe = zoo.recipe(
         ["math", "code"], method="ties", parameters={"density": 0.5, "code.density": 0.1}
     )
-    assert [expert.parameters["density"] for expert in recipe.experts] == [0.5, 0.1]
+    densities = [expert.parameters["density"].to_json() for expert in recipe.experts]
+    assert densities == [0.5, 0.1]
 
 
 def test_a_parameter_of_a_stranger_is_refused(zoo: Repository) -> None:
@@ -1109,7 +1135,7 @@ def test_the_kernel_sees_the_bytes_that_the_plan_lists(family: Family, tmp_path:
     ),
     dtype=st.sampled_from([torch.bfloat16, torch.float16, torch.float32]),
     count=st.integers(1, 3),
-    method=st.sampled_from(sorted(METHODS)),
+    method=st.sampled_from(sorted(reference.METHODS)),
     percent=st.integers(0, 100),
     seed=st.integers(0, 99),
 )
@@ -1153,9 +1179,13 @@ def test_any_family_is_merged_within_its_budget(
                 masks=[everything] * count,
             )
             if own[key].numel():
-                apart = ulps(loaded[key], reference.METHODS[method](models))
-                # The mean of models and the base plus the mean delta differ in float32's last bits.
-                assert int(apart.max()) <= (64 if method == "linear" else 0)
+                want = reference.METHODS[method](models)
+                same = ulps(loaded[key], want) == 0
+                if method == "linear":
+                    # The mean of models and the base plus the mean delta differ in the last bits
+                    # of float32, which are many where the result is nearly zero.
+                    same |= (loaded[key].double() - want.double()).abs() < 1e-6
+                assert bool(same.all())
         assert full.plan.plan.predicted_error == 0.0
 
 
