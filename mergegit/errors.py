@@ -16,7 +16,8 @@
     ├── NotFinite              NaN or infinity among the weights of an expert
     ├── BadTarget              a directory that checkout can't write to
     ├── Damaged                bytes in the store that are not what their id says
-    └── NoSpace                the disk is full
+    ├── NoSpace                the disk is full
+    └── Unconfirmed            a change was made, but the disk did not confirm it
 
 A hint is mandatory: an error that can't say what to do next is not finished. Anything else that
 escapes a command is a bug and keeps its traceback.
@@ -102,3 +103,7 @@ class Damaged(MergegitError):
 
 class NoSpace(MergegitError):
     """The disk or a quota is full."""
+
+
+class Unconfirmed(MergegitError):
+    """A change that was made, though the disk did not say that it will outlive a power cut."""

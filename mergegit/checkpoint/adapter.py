@@ -71,12 +71,14 @@ class Adapter:
     ``low_rank`` has the changed tensors by name. ``saved`` gives tensors of the base that are
     replaced the adapter's tensor that takes their place. A tensor may be in both: then the
     low-rank change is to the adapter's copy. ``base_name`` is what the adapter calls its base: a
-    name on the Hub, or a path on some machine.
+    name on the Hub, or a path on some machine. ``ties_head`` is true where it was trained with the
+    head kept as the embedding is.
     """
 
     base_name: str | None
     low_rank: Mapping[str, LowRank]
     saved: Mapping[str, str]
+    ties_head: bool = False
 
 
 def is_adapter(files: Collection[str]) -> bool:
@@ -164,7 +166,7 @@ class _Reader:
         saved = self._saved(homeless)
         self._check_homeless(homeless, low_rank, saved)
         self._check_complete(saved)
-        return Adapter(self.settings.base_name, low_rank, saved)
+        return Adapter(self.settings.base_name, low_rank, saved, self.settings.ties_head)
 
     def _check_effort(self) -> None:
         patterns = len(self.settings.ranks) + len(self.settings.alphas)
@@ -339,17 +341,7 @@ class _Reader:
 
     @cached_property
     def layouts(self) -> Mapping[str, set[bool]]:
-        """Whether the base stores weights with inputs first, by the last part of modules' names.
-
-        Where a weight is not square, its bias tells: that is as long as there are outputs.
-        """
-        found: dict[str, set[bool]] = {}
-        for name, shape in self.base.items():
-            if name.endswith(".weight") and len(shape) == 2 and shape[0] != shape[1]:
-                bias = self.base.get(f"{name.removesuffix('.weight')}.bias")
-                if bias in (shape[:1], shape[1:]):
-                    found.setdefault(_module_name(name), set()).add(bias == shape[1:])
-        return found
+        return layouts_of(self.base)
 
     def _fail(self, what: str, hint: str) -> NoReturn:
         _fail(self.of, what, hint)
@@ -393,6 +385,45 @@ class _Names:
                     ends.setdefault(".".join(split[1:]), []).append(name)
             self._by_end[count] = ends
         return self._by_end[count]
+
+
+def layouts_of(shapes: Mapping[str, Shape]) -> Mapping[str, set[bool]]:
+    """Whether a model stores weights with inputs first, by the last part of modules' names.
+
+    Where a weight is not square, its bias tells: that is as long as there are outputs.
+    """
+    found: dict[str, set[bool]] = {}
+    for name, shape in shapes.items():
+        if name.endswith(".weight") and len(shape) == 2 and shape[0] != shape[1]:
+            bias = shapes.get(f"{name.removesuffix('.weight')}.bias")
+            if bias in (shape[:1], shape[1:]):
+                found.setdefault(_module_name(name), set()).add(bias == shape[1:])
+    return found
+
+
+def inputs_first(shapes: Mapping[str, Shape], targets: Collection[str]) -> set[str]:
+    """Those of a model's weights that are stored with inputs first, as Conv1D layers are.
+
+    Modules of one name are alike; where they are not, a weight that is not square goes by its own
+    bias. Those of which nothing tells go with the others, as a reader of the adapter will take it.
+    """
+    layouts = layouts_of(shapes)
+    found: set[str] = set()
+    unknown: set[str] = set()
+    for name in targets:
+        known = layouts.get(_module_name(name), set())
+        rows, columns = shapes[name]
+        if len(known) == 1:
+            found |= {name} if True in known else set()
+        elif known and rows != columns:
+            bias = shapes.get(f"{name.removesuffix('.weight')}.bias")
+            found |= {name} if bias == (columns,) else set()
+        else:
+            unknown.add(name)
+    alone = len(unknown) == len(targets)
+    if found or (alone and set().union(*layouts.values()) == {True}):
+        found |= unknown
+    return found
 
 
 def _module_name(target: str) -> str:

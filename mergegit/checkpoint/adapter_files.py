@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,26 @@ WEIGHTS_METADATA: Final = {"format": "pt"}
 Floats = npt.NDArray[np.float32]
 
 _WEIGHT: Final = ".weight"
+
+
+Side = Literal["a", "b"]
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterLayout:
+    """How an adapter is written.
+
+    ``config`` is the text of ``adapter_config.json``. ``factors`` are tensors by name: of which
+    tensor of the base each is a factor, and which of the two; those of one target follow on each
+    other. ``shapes`` are theirs. ``saved`` gives other tensors the names of those of the changed
+    model that they are.
+    """
+
+    config: bytes
+    factors: Mapping[str, tuple[str, Side]]
+    shapes: Mapping[str, Shape]
+    saved: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +69,77 @@ def adapter_files(
     """An adapter that adds ``b @ a`` to tensors of its base and replaces others.
 
     ``low_rank`` gives weights of linear layers their factors ``b``, (rows, r), and ``a``, (r,
-    columns), float32, as the base stores them; ``transposed`` are those of Conv1D layers, which
-    are stored with inputs first. Embeddings can't be among them. ``saved`` are tensors that the
-    adapter holds whole; ``whole_modules`` says which must be. All are names of the base's tensors,
-    to which ``prefix`` is put where the model's class calls them by a longer name than the
-    checkpoint does. ``tied`` gives heads that share an embedding's weights the embedding's name.
-    ``base_name`` and ``task`` (as ``CAUSAL_LM``) are noted in the config.
+    columns), float32, as the base stores them. The rest is as in ``adapter_layout``. Raises
+    ``ValueError`` without factors, or where they don't fit one another.
+    """
+    for target, (b, a) in low_rank.items():
+        if b.ndim != 2 or a.ndim != 2 or b.shape[1] != a.shape[0]:
+            raise ValueError(f"{target}: {b.shape} and {a.shape} are no factors of a weight")
+    layout = adapter_layout(
+        {target: (b.shape[0], b.shape[1], a.shape[1]) for target, (b, a) in low_rank.items()},
+        saved,
+        base_name=base_name,
+        task=task,
+        prefix=prefix,
+        transposed=transposed,
+        tied=tied,
+    )
+    factors = {
+        name: written_factor(*low_rank[target], side, target in transposed)
+        for name, (target, side) in layout.factors.items()
+    }
+    return AdapterFiles(layout.config, factors, layout.saved)
 
-    Each factor's scale is 1: ``lora_alpha`` is the rank. Raises ``ValueError`` without factors, or
-    where they don't fit one another.
+
+def written_factor(b: Floats, a: Floats, side: Side, transposed: bool) -> Floats:
+    """One of the factors of a tensor as an adapter holds it."""
+    if transposed:
+        b, a = a.T, b.T
+    return np.ascontiguousarray(a if side == "a" else b)
+
+
+def adapter_layout(
+    low_rank: Mapping[str, tuple[int, int, int]],
+    saved: Collection[str],
+    *,
+    base_name: str | None = None,
+    task: str | None = None,
+    prefix: str = "",
+    transposed: Collection[str] = (),
+    tied: Mapping[str, str] | None = None,
+) -> AdapterLayout:
+    """How an adapter is written that adds low-rank matrices to tensors and replaces others.
+
+    ``low_rank`` gives weights of linear layers their rows, the rank of the change, and their
+    columns, as the base stores them; ``transposed`` are those of Conv1D layers, which are stored
+    with inputs first. Embeddings can't be among them. ``saved`` are tensors that the adapter holds
+    whole; ``whole_modules`` says which must be. All are names of the base's tensors, to which
+    ``prefix`` is put where the model's class calls them by a longer name than the checkpoint does.
+    ``tied`` gives heads that share an embedding's weights, by the class's names, the embedding's
+    name. ``base_name`` and ``task`` (as ``CAUSAL_LM``) are noted in the config.
+
+    Each factor's scale is 1: ``lora_alpha`` is the rank. Raises ``ValueError`` without factors.
     """
     if not low_rank:
         raise ValueError("an adapter needs a factored tensor")
     modules = {target: prefix + _module_of(target) for target in sorted(low_rank)}
-    factors: dict[str, Floats] = {}
+    factors: dict[str, tuple[str, Side]] = {}
+    shapes: dict[str, Shape] = {}
     ranks: dict[str, int] = {}
     for target, module in modules.items():
-        b, a = low_rank[target]
-        if not target.endswith(_WEIGHT) or b.ndim != 2 or a.ndim != 2 or b.shape[1] != a.shape[0]:
-            raise ValueError(f"{target}: {b.shape} and {a.shape} are no factors of a weight")
+        if not target.endswith(_WEIGHT):
+            raise ValueError(f"{target}: only weights of modules can be factored")
+        outputs, rank, inputs = low_rank[target]
         if target in transposed:
-            b, a = a.T, b.T
-        factors[f"{PREFIX}{module}.lora_A.weight"] = np.ascontiguousarray(a)
-        factors[f"{PREFIX}{module}.lora_B.weight"] = np.ascontiguousarray(b)
-        ranks[module] = a.shape[0]
+            outputs, inputs = inputs, outputs
+        a, b = f"{PREFIX}{module}.lora_A.weight", f"{PREFIX}{module}.lora_B.weight"
+        factors[a], factors[b] = (target, "a"), (target, "b")
+        shapes[a], shapes[b] = (rank, inputs), (outputs, rank)
+        ranks[module] = rank
     places = {f"{PREFIX}{_place(prefix + name, ranks)}": name for name in sorted(saved)}
     inside = {name for name in saved if prefix + _module_of(name) in ranks}
     heads = {head: source for head, source in (tied or {}).items() if source in saved}
-    places |= {f"{PREFIX}{prefix}{head}": source for head, source in sorted(heads.items())}
+    places |= {f"{PREFIX}{head}": source for head, source in sorted(heads.items())}
     settings = {
         "base_model_name_or_path": base_name,
         "bias": "lora_only" if inside else "none",
@@ -90,7 +153,7 @@ def adapter_files(
         "task_type": task,
         **_rank_settings(ranks),
     }
-    return AdapterFiles(write_object(dict(sorted(settings.items()))), factors, places)
+    return AdapterLayout(write_object(dict(sorted(settings.items()))), factors, shapes, places)
 
 
 def whole_modules(

@@ -131,14 +131,16 @@ def align(
     tokens: Mapping[str, TokenOption] | None = None,
     pad_to_multiple_of: int | None = None,
     base_fills: bool = True,
+    aside: int | None = None,
 ) -> Alignment:
     """Align ``models``: each a name, its vocabulary and the number of rows of its embeddings.
 
     The output has the vocabulary of the base, of the model of an index, or with ``union`` the
     base's, followed by what the others have beyond it, in their order; last come the tokens that
     only ``tokens`` names. Its rows are as many as those of the model it starts from, or more where
-    tokens need them, rounded up to a multiple. ``base_fills`` false is for a base that is not
-    itself among the models merged: its rows stand in only where no other model has the token.
+    tokens need them, rounded up to a multiple. With ``base_fills`` false the base's rows do not go
+    before those of others, as where a recipe names no base. The model ``aside`` is brought into
+    the output's order, too, but gives neither tokens nor rows: it is none of those merged.
 
     Raises ``BadRecipe`` for options that name tokens which are nowhere, ``Mismatch`` for models
     without rows.
@@ -149,17 +151,19 @@ def align(
         if model.rows < 1:
             raise Mismatch(f"the embeddings of {model.name} have no rows", hint="leave it out")
     start = source if isinstance(source, int) else base
+    givers = {index: model for index, model in enumerate(given) if index != aside}
     out = dict(given[start].vocabulary.tokens)
-    additions = _additions(given, start, out, options, union=source == "union")
+    additions = _additions(givers, start, out, options, union=source == "union")
     out.update((addition.token, addition.id) for addition in additions)
-    explicit = _explicit_fills(given, out, options)
-    rows = _count_rows(given, start, out, explicit, pad_to_multiple_of)
+    explicit = _explicit_fills(givers, out, options)
+    rows = _count_rows(givers, start, out, explicit, pad_to_multiple_of)
     gather = _gather(given, out, rows)
     forced = frozenset(out[token] for token, option in options.items() if option.force)
     lacking = {int(row) for row in np.flatnonzero((np.stack(gather) == LACKS).any(axis=0))}
     named = {number for number in out.values() if number < rows}
     fills = {
-        row: explicit.get(row) or _default_fill(gather, row, base, base_fills, row in named)
+        row: explicit.get(row)
+        or _default_fill(gather, givers, row, base if base_fills else None, row in named)
         for row in sorted(lacking | forced)
     }
     base_tokens = given[base].vocabulary.tokens
@@ -181,7 +185,7 @@ def align(
 
 
 def _additions(
-    models: Sequence[_Model],
+    models: Mapping[int, _Model],
     start: int,
     out: Mapping[str, int],
     options: Mapping[str, TokenOption],
@@ -191,7 +195,7 @@ def _additions(
     """Tokens that the output has beyond ``out``, with ids from its last on."""
     wanted: dict[str, None] = {}
     if union:
-        for index, model in enumerate(models):
+        for index, model in models.items():
             if index != start:
                 wanted.update(dict.fromkeys(_tokens_with_rows(model)))
     wanted.update(dict.fromkeys(options))
@@ -207,29 +211,29 @@ def _tokens_with_rows(model: _Model) -> Iterable[str]:
     return (token for token, number in in_order if number < model.rows)
 
 
-def _origin(models: Sequence[_Model], token: str) -> tuple[int | None, AddedToken | None]:
+def _origin(models: Mapping[int, _Model], token: str) -> tuple[int | None, AddedToken | None]:
     """The model that a token comes from, and how that one matches it.
 
     What one model added and another has in its vocabulary proper is taken as added: so it is
     matched whole in both.
     """
-    for index, model in enumerate(models):
+    for index, model in models.items():
         if token in model.vocabulary.added:
             return index, model.vocabulary.added[token]
-    for index, model in enumerate(models):
+    for index, model in models.items():
         if token in model.vocabulary.tokens:
             return index, None
     return None, AddedToken()
 
 
 def _explicit_fills(
-    models: Sequence[_Model], out: Mapping[str, int], options: Mapping[str, TokenOption]
+    models: Mapping[int, _Model], out: Mapping[str, int], options: Mapping[str, TokenOption]
 ) -> dict[int, Fill]:
     """Fills that the recipe asks for, by output row; every token that it names is checked."""
     fills = {}
     for token, option in options.items():
         if option.source is None:
-            if all(model.row(token) is None for model in models):
+            if all(model.row(token) is None for model in models.values()):
                 raise BadRecipe(
                     f"no model has token {shown(token)}, which the recipe names",
                     hint="give it a source: a token of a model, or kind: zero",
@@ -262,7 +266,7 @@ def _described(source: TokenRow, token: str) -> str:
 
 
 def _count_rows(
-    models: Sequence[_Model],
+    models: Mapping[int, _Model],
     start: int,
     out: Mapping[str, int],
     explicit: Mapping[int, Fill],
@@ -277,7 +281,7 @@ def _count_rows(
         number
         for token, number in out.items()
         if number >= models[start].rows
-        and (number in explicit or any(model.row(token) is not None for model in models))
+        and (number in explicit or any(model.row(token) is not None for model in models.values()))
     ]
     rows = max(models[start].rows, max(beyond, default=0) + 1)
     if multiple is None:
@@ -313,13 +317,12 @@ def _unnamed(ids: Iterable[int], rows: int) -> Rows:
 
 
 def _default_fill(
-    gather: Sequence[Rows], row: int, base: int, base_fills: bool, is_token: bool
+    gather: Sequence[Rows], givers: Iterable[int], row: int, preferred: int | None, is_token: bool
 ) -> Fill:
     """What mergekit documents: the base's row, else the only one, else the mean."""
-    have = [(model, int(own[row])) for model, own in enumerate(gather) if own[row] != LACKS]
-    of_base = [pair for pair in have if pair[0] == base]
-    chosen = of_base if of_base and base_fills else [pair for pair in have if pair[0] != base]
-    chosen = chosen or of_base
-    if not chosen:
+    have = {model: int(gather[model][row]) for model in givers if gather[model][row] != LACKS}
+    if preferred in have:
+        return Fill("row", ((preferred, have[preferred]),))
+    if not have:
         return Fill("zero" if is_token else "centre")
-    return Fill("row" if len(chosen) == 1 else "mean", tuple(chosen))
+    return Fill("row" if len(have) == 1 else "mean", tuple(have.items()))

@@ -133,20 +133,23 @@ def chat_template(files: Files, of: str) -> str | None:
     return _default(config.get("chat_template"))
 
 
+def check_template(template: str) -> None:
+    """Raises ``BadRecipe`` where a recipe's chat template is neither a name nor a template."""
+    if template != AUTO and template not in TEMPLATES and "{" not in template:
+        raise BadRecipe(
+            f"there is no chat template {template!r}",
+            hint=f"name one of {', '.join(TEMPLATES)}, say {AUTO}, or give a template in Jinja",
+        )
+
+
 def _chosen(template: str, models: Sequence[tuple[str, Files]]) -> str | None:
+    check_template(template)
     if template == AUTO:
         found = [text for name, files in models if (text := chat_template(files, name))]
         # Files end with a line feed where settings don't.
         counted = Counter(text.strip() for text in found)
         return counted.most_common(1)[0][0] if counted else None
-    if template in TEMPLATES:
-        return TEMPLATES[template]
-    if "{" in template:
-        return template
-    raise BadRecipe(
-        f"there is no chat template {template!r}",
-        hint=f"name one of {', '.join(TEMPLATES)}, say {AUTO}, or give a template in Jinja",
-    )
+    return TEMPLATES.get(template, template)
 
 
 def _default(value: Any) -> str | None:

@@ -48,6 +48,7 @@ _BY_TOKEN: Final = re.compile(
     rf"|(?:.*\.)?(?:{_either(_HEAD)})\.(?:weight|bias)"
     rf"|(?:{_either(_WHOLE)})\.(?:weight|bias)"
 )
+_IS_INPUT: Final = re.compile(rf"(?:.*\.)?(?:{_either(_INPUT)})\.weight|emb\.(?:weight|bias)")
 _NUMBER: Final = re.compile(r"\.\d+(?=\.)")
 
 
@@ -55,6 +56,11 @@ def _is_by_token(name: str) -> bool:
     if _NUMBER.search(name):
         return name.endswith(tuple(f".{known}" for known in _IN_BLOCK))
     return _BY_TOKEN.fullmatch(name) is not None
+
+
+def is_head(name: str) -> bool:
+    """Whether a tensor with a row per token is the model's output, and not its input."""
+    return _IS_INPUT.fullmatch(name) is None
 
 
 def embedding_names(
@@ -130,13 +136,15 @@ def gather_rows(
     dtypes: Sequence[str],
     read_rows: ReadRows,
     dtype: str | None = None,
+    centre: npt.NDArray[np.float32] | None = None,
 ) -> Bytes:
     """Output rows ``start`` to ``stop`` of one tensor of one model, as the merge is to see them.
 
     A row has ``elements`` elements (1 for a bias). ``dtypes`` are the element types that the tensor
     has in each model, ``dtype`` that of the result, by default the model's own. ``read_rows`` is
-    called at most once for each model whose rows are needed; for padding, the base is read in runs
-    of ``CENTRE_ROWS`` besides. Returns uint8 (stop - start, bytes of a row).
+    called at most once for each model whose rows are needed. Padding is ``centre``, which
+    ``mean_of_tokens`` gives; it is asked for it where it is needed and not given. Returns uint8
+    (stop - start, bytes of a row).
 
     A row that is in some model already is that row bit for bit, where the type is the same; means
     are taken in float32, in the order of the models, and all is rounded once. Raises ``Mismatch``
@@ -155,15 +163,18 @@ def gather_rows(
     out = np.zeros((stop - start, byte_length(into, elements)), np.uint8)
     for source, (places, rows) in copies.items():
         out[places] = read.rows(source, rows, into)
-    centre: Bytes | None = None
+    padding: Bytes | None = None
     for place, fill in gaps.items():
         if fill.kind == "mean":
             out[place] = _encode(read.mean(fill.sources), into, alignment.names[model])
         elif fill.kind == "centre":
-            if centre is None:
-                mean = _centre(alignment, elements, dtypes, read_rows)
-                centre = _encode(mean, into, alignment.names[model])
-            out[place] = centre
+            if padding is None:
+                if centre is None:
+                    centre = mean_of_tokens(
+                        alignment, elements=elements, dtypes=dtypes, read_rows=read_rows
+                    )
+                padding = _encode(centre, into, alignment.names[model])
+            out[place] = padding
     return out
 
 
@@ -225,10 +236,13 @@ class _Read:
         return total
 
 
-def _centre(
-    alignment: Alignment, elements: int, dtypes: Sequence[str], read_rows: ReadRows
+def mean_of_tokens(
+    alignment: Alignment, *, elements: int, dtypes: Sequence[str], read_rows: ReadRows
 ) -> npt.NDArray[np.float32]:
-    """The mean of the rows of the base's tokens, summed in float64."""
+    """The mean of the rows of the base's tokens (float32, ``elements``), summed in float64.
+
+    The base is read in runs of ``CENTRE_ROWS``, front to back; the rest is as for ``gather_rows``.
+    """
     base, rows = alignment.base, alignment.named
     total = np.zeros(elements, np.float64)
     for at in range(0, len(rows), CENTRE_ROWS):

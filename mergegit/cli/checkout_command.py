@@ -22,6 +22,9 @@ from mergegit.cli.text import human_bytes, human_seconds, plural, printable
 @click.argument("ref", shell_complete=complete_ref)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option(
+    "--merged", is_flag=True, help="Of an adapter: write its base with the adapter merged in."
+)
+@click.option(
     "--dtype",
     metavar="DTYPE",
     help="Convert floating tensors, to float16 for example; by default they stay as they are.",
@@ -38,6 +41,7 @@ def command(
     ctx: click.Context,
     ref: str,
     directory: Path,
+    merged: bool,
     dtype: str | None,
     shard_size: str | None,
     threads: int | None,
@@ -49,15 +53,19 @@ def command(
     byte; a merged one can be loaded or uploaded as it stands. With another dtype or shard size the
     config and the index follow, and weights in other files beside the model are left out.
 
+    An adapter comes back as an adapter or, with --merged, as a model: its base's files, with the
+    adapter merged into the weights, which are rounded once to the base's dtypes.
+
     \b
     Examples:
       mergegit checkout llama-math+llama-code ./merged
       mergegit checkout llama-math ./math-half --dtype float16 --shard-size 2GB
+      mergegit checkout llama-chat-lora ./llama-chat --merged
     """
     repository = open_repository(ctx, threads=threads)
     with progress_bar() as progress:
         report = repository.checkout(
-            ref, directory, dtype=dtype, shard_size=shard_size, progress=progress
+            ref, directory, merged=merged, dtype=dtype, shard_size=shard_size, progress=progress
         )
     if as_json:
         print_json(

@@ -21,6 +21,7 @@ _GROUPS: Final = {
     "Store": {
         "add": "store a checkpoint as a commit",
         "checkout": "write a commit's files to a directory",
+        "extract-lora": "write what an expert changed as a low-rank adapter",
     },
     "Merge": {
         "plan": "show what a merge would read, and what that costs in fidelity",
@@ -71,7 +72,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _SUMMARIES:
             return None
-        command: click.Command = importlib.import_module(f"mergegit.cli.{name}_command").command
+        module = f"mergegit.cli.{name.replace('-', '_')}_command"
+        command: click.Command = importlib.import_module(module).command
         if not any(option.name == "directory_to_enter" for option in command.params):
             command.params += [_directory_option(hidden=True), _debug_option(hidden=True)]
         return command

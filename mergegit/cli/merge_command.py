@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from mergegit.cli.common import (
 )
 from mergegit.cli.merge_options import (
     RECIPE_OPTIONS,
+    last_recipe,
     make_recipe,
     merge_options,
     read_recipe_file,
@@ -34,6 +36,7 @@ from mergegit.repository.reports import PlanReport
 from mergegit.repository.repository import BlockEncoding, Progress
 
 if TYPE_CHECKING:
+    from mergegit.merge.mergekit_yaml import Document
     from mergegit.merge.recipe import Recipe
 
 
@@ -64,6 +67,7 @@ def command(
     /,
     experts: tuple[str, ...],
     budget: str | None,
+    anew: bool,
     branch: str | None,
     message: str | None,
     plan_text: str | None,
@@ -94,15 +98,20 @@ def command(
     repository = open_repository(ctx, writes=True, threads=threads)
     with progress_bar() as progress:
         if plan_text:
-            refuse_given(ctx, (*RECIPE_OPTIONS, "budget"), "--plan")
+            refuse_given(ctx, (*RECIPE_OPTIONS, "budget", "anew"), "--plan")
             plan = _load_plan(repository, plan_text)
         else:
             if recipe_file:
                 refuse_given(ctx, RECIPE_OPTIONS, "-c")
-                recipe = _recipe_of_file(repository, recipe_file, budget, encoding, progress)
+                documents, text = read_recipe_file(recipe_file)
+                branch = branch or documents[-1].name
+                if dry_run:
+                    recipe = last_recipe(repository, documents, text, progress)
+                else:
+                    recipe = _merge_others(repository, documents, text, budget, encoding, progress)
             else:
                 recipe = make_recipe(repository, experts, **options)
-            plan = repository.plan(recipe, budget=budget, progress=progress)
+            plan = repository.plan(recipe, budget=budget, anew=anew, progress=progress)
         if not dry_run:
             report = repository.merge(
                 plan, branch=branch, message=message, encoding=encoding, progress=progress
@@ -141,20 +150,21 @@ def command(
     )
 
 
-def _recipe_of_file(
+def _merge_others(
     repository: Repository,
-    path: str,
+    documents: Sequence[Document],
+    text: str,
     budget: str | None,
+    anew: bool,
     encoding: BlockEncoding,
     progress: Progress,
 ) -> Recipe:
     """The last recipe of a file; those before it are merged, each on a branch of its name."""
-    documents, text = read_recipe_file(path)
     merged: dict[str, CommitId] = {}
     for document in documents[:-1]:
         assert document.name is not None
         recipe = repository.recipe_of(document, merged=merged, given=text, progress=progress)
-        plan = repository.plan(recipe, budget=budget, progress=progress)
+        plan = repository.plan(recipe, budget=budget, anew=anew, progress=progress)
         report = repository.merge(plan, branch=document.name, encoding=encoding, progress=progress)
         merged[document.name] = report.commit
         click.echo(f"merged {document.name}: {short(report.commit)}", err=True)

@@ -10,6 +10,7 @@ import click
 from mergegit.cli.common import complete_ref
 from mergegit.dtypes import dtype_named
 from mergegit.repository import Repository
+from mergegit.repository.repository import Progress
 
 if TYPE_CHECKING:
     from mergegit.merge.mergekit_yaml import Document
@@ -62,6 +63,17 @@ def _complete_method(_ctx: click.Context, _param: click.Parameter, incomplete: s
     return [name for name in METHODS if name.startswith(incomplete)]
 
 
+def _complete_source(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    words = [word for word in ("base", "union") if word.startswith(incomplete)]
+    return list(dict.fromkeys([*words, *complete_ref(ctx, param, incomplete)]))
+
+
+def _complete_template(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from mergegit.checkpoint.chat_template import AUTO, TEMPLATES
+
+    return [name for name in (AUTO, *TEMPLATES) if name.startswith(incomplete)]
+
+
 def merge_options(function: _F) -> _F:
     """The experts and everything that makes a recipe."""
     decorators = (
@@ -92,12 +104,26 @@ def merge_options(function: _F) -> _F:
             help="The most expert bytes to read: 10%, 2GiB, 500MB, 0. By default everything.",
         ),
         click.option(
+            "--anew", is_flag=True,
+            help="Merge everything again, though earlier merges made the same.",
+        ),
+        click.option(
             "--seed", type=int, metavar="N", default=0, show_default=True,
             help="For methods that draw at random.",
         ),
         click.option(
             "--dtype", metavar="DTYPE", callback=_dtype,
             help="The merged model's dtype, like float16; by default the base's.",
+        ),
+        click.option(
+            "--tokenizer-source", metavar="base|union|EXPERT", shell_complete=_complete_source,
+            help="The vocabulary of the merged model, where the experts' differ: the base's, the "
+            "base's with all tokens of the others behind it, or an expert's.",
+        ),
+        click.option(
+            "--chat-template", metavar="TEMPLATE", shell_complete=_complete_template,
+            help="How it writes conversations: auto (as most of the models do), a name such as "
+            "chatml or llama3, or a template in Jinja.",
         ),
         click.option(
             "--ignore-extra", is_flag=True, help="Leave out tensors that the base lacks."
@@ -113,6 +139,7 @@ def merge_options(function: _F) -> _F:
 
 RECIPE_OPTIONS: Final = (
     "base", "method", "parameters", "seed", "dtype", "ignore_extra", "allow_nonfinite",
+    "tokenizer_source", "chat_template",
 )  # fmt: skip
 """Options that a recipe file, or a plan, says in their place."""
 
@@ -143,6 +170,26 @@ def read_recipe_file(path: str) -> tuple[list[Document], str]:
     return in_order(read_documents(text)), text
 
 
+def last_recipe(
+    repository: Repository, documents: Sequence[Document], text: str, progress: Progress
+) -> Recipe:
+    """The last recipe of a file whose others are merged already. Raises ``BadRecipe``."""
+    from mergegit.errors import BadRecipe, UnknownRef
+    from mergegit.repository.recipes import models_of
+
+    before = {document.name for document in documents[:-1]}
+    for name in models_of(documents[-1]):
+        if name in before:
+            try:
+                repository.resolve(name)
+            except UnknownRef as error:
+                raise BadRecipe(
+                    f"the last recipe needs {name}, which is not merged yet",
+                    hint=f"merge the recipe {name} by itself first, or the whole file",
+                ) from error
+    return repository.recipe_of(documents[-1], given=text, progress=progress)
+
+
 def make_recipe(
     repository: Repository,
     experts: Sequence[str],
@@ -153,6 +200,8 @@ def make_recipe(
     dtype: str | None,
     ignore_extra: bool,
     allow_nonfinite: bool,
+    tokenizer_source: str | None,
+    chat_template: str | None,
 ) -> Recipe:
     return repository.recipe(
         experts,
@@ -163,4 +212,6 @@ def make_recipe(
         dtype=dtype,
         ignore_extra=ignore_extra,
         allow_nonfinite=allow_nonfinite,
+        tokenizer_source=tokenizer_source,
+        chat_template=chat_template,
     )

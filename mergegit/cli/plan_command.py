@@ -12,6 +12,7 @@ from mergegit.cli.chart import error_chart
 from mergegit.cli.common import json_option, open_repository, print_json, threads_option
 from mergegit.cli.merge_options import (
     RECIPE_OPTIONS,
+    last_recipe,
     make_recipe,
     merge_options,
     read_recipe_file,
@@ -46,6 +47,7 @@ def command(
     /,
     experts: tuple[str, ...],
     budget: str | None,
+    anew: bool,
     recipe_file: str | None,
     curve: bool,
     plot: Path | None,
@@ -79,15 +81,18 @@ def command(
     with progress_bar() as progress:
         if recipe_file:
             refuse_given(ctx, RECIPE_OPTIONS, "-c")
-            documents, text = read_recipe_file(recipe_file)
-            recipe = repository.recipe_of(documents[-1], given=text, progress=progress)
+            recipe = last_recipe(repository, *read_recipe_file(recipe_file), progress)
         else:
             recipe = make_recipe(repository, experts, **options)
         if curve:
             reports = repository.plan_curve(recipe, progress=progress)
         else:
             report = repository.plan(
-                recipe, budget=budget, keep=repository.is_writable, progress=progress
+                recipe,
+                budget=budget,
+                keep=repository.is_writable,
+                anew=anew,
+                progress=progress,
             )
     if curve:
         if plot:

@@ -14,7 +14,8 @@ from mergegit.repository.reports import PlanReport
 
 
 def plan_json(report: PlanReport) -> dict[str, Any]:
-    """The stable keys of a plan."""
+    """The stable keys of a plan. What earlier merges made already is not counted as planned, but
+    by itself as remembered."""
     plan = report.plan
     return {
         "plan": report.id.hex(),
@@ -23,8 +24,10 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
         "budget": report.budget,
         "raw_bytes": plan.raw_bytes,
         "budget_bytes": plan.budget_bytes,
-        "planned_bytes": plan.planned_bytes,
-        "base_bytes": plan.base_bytes,
+        "planned_bytes": report.read_bytes,
+        "remembered_bytes": report.spared_bytes,
+        "aligned_bytes": report.aligned_bytes,
+        "base_bytes": report.base_read_bytes,
         "write_bytes": plan.write_bytes,
         "merged_norm": plan.merged_norm,
         "predicted_error": plan.predicted_error,
@@ -35,14 +38,14 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
                 "ref": expert.ref,
                 "commit": expert.commit.hex(),
                 "raw_bytes": expert.raw_bytes,
-                "planned_bytes": expert.planned_bytes,
+                "planned_bytes": sum(report.layer_bytes(place)),
                 "predicted_error": expert.predicted_error,
-                "layers": list(expert.layer_bytes),
+                "layers": list(report.layer_bytes(place)),
                 "blocks_read": expert.blocks_read,
                 "blocks_free": expert.blocks_free,
                 "blocks_skipped": expert.blocks_skipped,
             }
-            for expert in plan.experts
+            for place, expert in enumerate(plan.experts)
         ],
         "kept": dict(plan.kept),
         "recipe": plan.recipe,
@@ -75,9 +78,19 @@ def print_plan(report: PlanReport) -> None:
         rows.append(_sum_row(plan))
     head = ["expert", "full read", "planned", "share", "blocks read", "free", "skipped", "error"]
     print_table(head, rows)
+    if report.spared_bytes:
+        click.echo(
+            f"  {human_bytes(report.spared_bytes)} of that were merged the same way before, and "
+            f"are not read again: {human_bytes(report.read_bytes)} are"
+        )
+    if report.aligned_bytes:
+        click.echo(
+            f"  aligned the vocabularies first, once: read {human_bytes(report.aligned_bytes)} of "
+            "the experts' embeddings, which no budget counts"
+        )
     word = "" if plan.error_bound is not None else " (an estimate)"
     click.echo(
-        f"  reads {human_bytes(plan.base_bytes)} of the base, "
+        f"  reads {human_bytes(report.base_read_bytes)} of the base, "
         f"writes at most {human_bytes(plan.write_bytes)}; "
         f"predicted error of the merged delta {error_number(plan.predicted_error)}{word}"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from mergegit.encoding import hash_block
 from mergegit.kernels.combine import DELTA, Coefficients, combine, load_deltas
 from mergegit.kernels.floats import Floats, from_float32
 from mergegit.merge.bands import cut, regroup
-from mergegit.merge.method import Band, Banded, Rule, Survey
+from mergegit.merge.method import Band, Banded, Rule, Survey, Unit
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Tensor, block_elements
 from mergegit.pipeline import ordered_map
 
@@ -51,6 +51,18 @@ class Reader(Protocol):
         probability of being kept."""
 
 
+class Memory(Protocol):
+    """What earlier merges made of the same, for one tensor."""
+
+    def recall_block(self, index: int, coefficients: Coefficients) -> BlockId | None: ...
+
+    def keep_block(self, index: int, coefficients: Coefficients, block: BlockId) -> None: ...
+
+    def recall_tensor(self) -> Tensor | None: ...
+
+    def keep_tensor(self, tensor: Tensor) -> None: ...
+
+
 Prepare = Callable[[BlockId, str, bytes, Base | None], Prepared]
 """Encode a merged block; the base is None where its dtype is another."""
 
@@ -61,7 +73,8 @@ class TensorJob:
 
     ``experts`` are those that take part, with None where one lacks the tensor. ``layers`` (experts,
     blocks) says how many layers of each block are read. ``rule`` gives the method's rule from what
-    ``survey`` found, or from None where there is no survey.
+    ``survey`` found, or from None where there is no survey. ``memory`` knows what was merged of the
+    same before.
     """
 
     name: str
@@ -71,6 +84,7 @@ class TensorJob:
     layers: npt.NDArray[np.uint8]
     rule: Callable[[Any], Rule]
     survey: Survey | None = None
+    memory: Memory | None = None
 
     @property
     def is_read_twice(self) -> bool:
@@ -79,21 +93,27 @@ class TensorJob:
 
 @dataclass(frozen=True, slots=True)
 class _BlockJob:
-    """A block to merge; ``values`` are its merged elements where they are computed already."""
+    """A block to merge by ``coefficients``; ``values`` are its merged elements where they are
+    computed already, and ``known`` is the block itself where the tensor is remembered."""
 
     tensor: TensorJob
     index: int
-    coefficients: Coefficients
+    coefficients: Coefficients | None = None
     values: Floats | None = None
+    known: BlockId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Merged(Generic[Prepared]):
-    """A merged block; ``prepared`` is None where it is the base's own."""
+    """A merged block; ``prepared`` is None where it is the base's own, or stored already.
+
+    ``is_new`` tells whether it was computed, and is worth remembering.
+    """
 
     job: _BlockJob
     block: BlockId
     prepared: Prepared | None
+    is_new: bool = False
 
 
 def execute(
@@ -115,6 +135,9 @@ def execute(
 
     def merge_block(job: _BlockJob) -> _Merged[Prepared]:
         tensor = job.tensor
+        known = job.known or _recalled(job)
+        if known is not None:
+            return _Merged(job, known, None)
         # Blocks whose elements are computed already have been read, the base's among them.
         second = again if tensor.is_read_twice or job.values is not None else reader
         merged = _merge_block(job, second)
@@ -123,12 +146,12 @@ def execute(
         block, data, base = merged
         same_dtype = tensor.dtype == tensor.base.dtype
         if same_dtype and block == tensor.base.block(job.index):
-            return _Merged(job, block, None)
+            return _Merged(job, block, None, is_new=True)
         if same_dtype and base is None:
             base_id = tensor.base.block(job.index)
             base = Base(base_id, second.base(base_id), tensor.base.dtype)
         prepared = prepare(block, tensor.dtype, data, base if same_dtype else None)
-        return _Merged(job, block, prepared)
+        return _Merged(job, block, prepared, is_new=True)
 
     ids: dict[str, list[BlockId]] = {}
     block_jobs = (block for job in jobs for block in _block_jobs(job, reader, again, threads))
@@ -139,14 +162,24 @@ def execute(
             done.append(merged.block)
             if merged.prepared is not None:
                 write(merged.prepared)
+            if merged.is_new:
+                _keep(merged.job, merged.block)
             progress(job.base.block_nbytes(merged.job.index))
         if len(done) == len(job.base):
-            yield job.name, Tensor(job.dtype, job.base.shape, b"".join(done))
+            tensor = Tensor(job.dtype, job.base.shape, b"".join(done))
+            if job.memory is not None and merged.is_new:
+                job.memory.keep_tensor(tensor)
+            yield job.name, tensor
             del ids[job.name]
 
 
 def _block_jobs(job: TensorJob, reader: Reader, again: Reader, threads: int) -> Iterator[_BlockJob]:
     """The blocks of one tensor, after its survey if there is one."""
+    known = job.memory.recall_tensor() if job.memory is not None else None
+    if known is not None:
+        for index in range(len(job.base)):
+            yield _BlockJob(job, index, known=known.block(index))
+        return
     found = None
     if job.survey is not None:
         found = _survey(job, job.survey, reader, threads)
@@ -161,6 +194,22 @@ def _block_jobs(job: TensorJob, reader: Reader, again: Reader, threads: int) -> 
     else:
         for index, values in enumerate(_merged_values(job, rule, reader, threads)):
             yield _BlockJob(job, index, nearest, values)
+
+
+def _recalled(job: _BlockJob) -> BlockId | None:
+    """The block as it was merged before, where it is one weighted sum of what is read of it."""
+    memory, coefficients = job.tensor.memory, job.coefficients
+    if memory is None or coefficients is None or job.index < 0 or job.values is not None:
+        return None
+    if not job.tensor.layers[:, job.index].any():
+        return None
+    return memory.recall_block(job.index, coefficients)
+
+
+def _keep(job: _BlockJob, block: BlockId) -> None:
+    memory, coefficients = job.tensor.memory, job.coefficients
+    if memory is not None and coefficients is not None and job.values is None:
+        memory.keep_block(job.index, coefficients, block)
 
 
 def _is_base(job: TensorJob, nearest: Coefficients) -> bool:
@@ -185,8 +234,12 @@ def _merged_values(job: TensorJob, rule: Banded, reader: Reader, threads: int) -
     def read(index: int) -> Band:
         return _read_band(job, index, reader, rule.nearest.thresholds)
 
+    alone = threads if rule.unit is Unit.TENSOR else 1
+
     def merge(band: Band) -> Floats:
-        return rule.apply(band) if band.deltas.any() or not rule.nearest.keeps_base else band.base
+        if not band.deltas.any() and rule.nearest.keeps_base:
+            return band.base
+        return rule.apply(replace(band, threads=alone))
 
     blocks = ordered_map(read, range(len(job.base)), threads=threads)
     bands = regroup(blocks, rule.unit, job.base.shape)
@@ -219,12 +272,14 @@ def _merge_block(job: _BlockJob, reader: Reader) -> tuple[BlockId, bytes, Base |
     if job.values is not None:
         data = bytes(from_float32(job.values, tensor.dtype))
         return hash_block(data), data, None
+    coefficients = job.coefficients
+    assert coefficients is not None
     used = np.flatnonzero(tensor.layers[:, index])
-    if not used.size and job.coefficients.keeps_base and tensor.dtype == tensor.base.dtype:
+    if not used.size and coefficients.keeps_base and tensor.dtype == tensor.base.dtype:
         return None
     base_id = tensor.base.block(index)
     base = Base(base_id, reader.base(base_id), tensor.base.dtype)
-    rows, codes = _read_rows(tensor, index, used, base, job.coefficients.thresholds, reader)
+    rows, codes = _read_rows(tensor, index, used, base, coefficients.thresholds, reader)
     data = bytes(
         combine(
             rows,
@@ -234,7 +289,7 @@ def _merge_block(job: _BlockJob, reader: Reader) -> tuple[BlockId, bytes, Base |
             tensor.base.dtype,
             block_elements(tensor.base.elements, index),
             index * BLOCK_ELEMENTS,
-            job.coefficients,
+            coefficients,
             tensor.dtype,
         )
     )

@@ -95,11 +95,23 @@ def _decompose_near(
 
 
 def _relative_error(matrix: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> float:
-    """|matrix - b a| / |matrix| in float64, a run of rows at a time."""
+    missed, whole = _energies(matrix, b, a)
+    return float((missed / whole) ** 0.5)
+
+
+def energies(delta: Floats, b: Floats, a: Floats) -> tuple[float, float]:
+    """|delta - b a|^2 and |delta|^2 in the Frobenius norm, in float64."""
+    import torch
+
+    return _energies(*map(torch.from_numpy, (delta, b, a)))
+
+
+def _energies(matrix: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> tuple[float, float]:
+    """A run of rows at a time."""
     wide = a.double()
     missed = whole = 0.0
     for start in range(0, len(matrix), _ROWS):
         rows = matrix[start : start + _ROWS].double()
         missed += float((rows - b[start : start + _ROWS].double() @ wide).square().sum())
         whole += float(rows.square().sum())
-    return float((missed / whole) ** 0.5)
+    return missed, whole

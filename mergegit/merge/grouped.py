@@ -36,10 +36,9 @@ class GroupedSum:
 
     def apply(self, band: Band) -> Floats:
         groups = self._groups(band)
-        weights = self.weights[groups]
         total = np.zeros(band.base.size, np.float32)
-        for place, delta in enumerate(band.deltas):
-            total += weights[:, place] * delta
+        for weights, delta in zip(self.weights.T, band.deltas, strict=True):
+            total += np.ascontiguousarray(weights)[groups] * delta
         total += self.base_scales[groups] * band.base
         return total
 

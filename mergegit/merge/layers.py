@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-_NUMBER: Final = re.compile(r"(?:^|\.)(\d+)\.")
+_NUMBER: Final = re.compile(r"(?:^|\.)(0|[1-9][0-9]{0,8})\.")
 _INPUT: Final = re.compile(r"(?:^|[._])(?:embed(?!_out)|word_emb|wte|wpe|shared)")
 
 
@@ -22,8 +22,8 @@ class Stack:
         """The layer that a tensor belongs to, or None where it is not of this stack."""
         if not name.startswith(self.prefix):
             return None
-        number = name[len(self.prefix) :].partition(".")[0]
-        return int(number) if number.isdigit() and int(number) < self.layers else None
+        found = _NUMBER.match(name, max(len(self.prefix) - 1, 0))
+        return int(found[1]) if found and int(found[1]) < self.layers else None
 
     def renamed(self, name: str, layer: int) -> str:
         """The name of the same tensor in another layer."""

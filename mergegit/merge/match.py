@@ -7,7 +7,7 @@ every input tensor is accounted for.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mergegit.dtypes import DTYPES
 from mergegit.errors import Mismatch
@@ -19,12 +19,17 @@ class Model:
     """A model's tensors: ``tensors`` gives each name its object, ``ids`` its id.
 
     ``stored_bytes`` is what its own tensors take where they are not these, as an adapter's.
+    ``own_names`` are what the model itself calls those that slices have moved to other layers.
     """
 
     ref: str
     tensors: Mapping[str, Tensor]
     ids: Mapping[str, TensorId]
     stored_bytes: int | None = None
+    own_names: Mapping[str, str] = field(default_factory=dict)
+
+    def own_name(self, name: str) -> str:
+        return self.own_names.get(name, name)
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +117,8 @@ def _check_shape(name: str, base: Model, expert: Model) -> None:
     if ours != theirs:
         raise Mismatch(
             f"tensor {name} is {list(ours)} in {base.ref} but {list(theirs)} in {expert.ref}",
-            hint="merge models of one shape; vocabularies of different length must be aligned first"
+            hint="if these are rows of tokens, bring the models to one vocabulary with "
+            "--tokenizer-source union (in a recipe tokenizer_source: union)"
             if ours[1:] == theirs[1:]
             else "choose the base that the expert was trained from with --base",
         )

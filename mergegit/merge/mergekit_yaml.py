@@ -22,6 +22,8 @@ by name. These keys make a recipe; one without a value counts as not given:
 - ``tokenizer_source: X``: short for ``tokenizer: {source: X}``.
 - ``chat_template``: ``auto``, a template's name, or a template.
 - ``seed``, ``ignore_extra``, ``allow_nonfinite``: mergegit's own, as its options of these names.
+- ``reference``: mergegit's own: the model that deltas are read against where whole models are
+  merged; by default the merge base of these. Recipes that were made by flags may need it.
 
 A model is text: ``path_or_hub_id``, ``path@revision``, or ``base+lora``. The mapping
 ``{model: {path, revision}, lora: {path, revision}}`` is read as the same.
@@ -50,7 +52,7 @@ _T = TypeVar("_T")
 _DOCUMENT_KEYS: Final = (
     "name", "merge_method", "base_model", "models", "slices", "modules", "parameters", "dtype",
     "out_dtype", "tokenizer", "tokenizer_source", "chat_template", "seed", "ignore_extra",
-    "allow_nonfinite",
+    "allow_nonfinite", "reference",
 )  # fmt: skip
 _INPUT_KEYS: Final = ("models", "slices", "modules")
 _KEY_HINTS: Final = {
@@ -126,6 +128,7 @@ class Document:
     seed: int | None = None
     ignore_extra: bool = False
     allow_nonfinite: bool = False
+    reference: str | None = None
 
 
 def read_documents(text: str) -> tuple[Document, ...]:
@@ -306,6 +309,7 @@ def _document(part: _Part) -> Document:
         seed=_optional(fields, "seed", _Part.whole),
         ignore_extra=_optional(fields, "ignore_extra", _Part.switch) or False,
         allow_nonfinite=_optional(fields, "allow_nonfinite", _Part.switch) or False,
+        reference=_optional(fields, "reference", _model),
     )
 
 
@@ -541,6 +545,7 @@ def _document_yaml(document: Document) -> dict[str, Any]:
         **_given("name", document.name),
         "merge_method": document.merge_method,
         **_given("base_model", document.base_model),
+        **_given("reference", document.reference),
         **_given("models", [_source_yaml(source) for source in document.models]),
         **_given("slices", [_slice_yaml(one) for one in document.slices]),
         **_given("parameters", _parameters_yaml(document.parameters)),

@@ -124,12 +124,14 @@ class TensorContext:
 class Band:
     """A run of a tensor's elements: ``base`` (n) and the experts' ``deltas`` (K, n), float32.
 
-    ``first`` is the index of its first element in the tensor.
+    ``first`` is the index of its first element in the tensor. ``threads`` is how many threads may
+    work on it: more than one where it is the whole tensor, and nothing else is there to do.
     """
 
     base: Floats
     deltas: Floats
     first: int
+    threads: int = 1
 
 
 class Unit(enum.Enum):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from mergegit.dtypes import DTYPES
 from mergegit.errors import BadRecipe
@@ -51,6 +51,39 @@ class Slice:
     parameters: Settings
 
 
+ModelIndex = Literal["base"] | int
+"""A model of a merge: an expert by its place, or the one whose files the merged model takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """Where the rows of one token come from: those of a token of ``model``, named by its text or
+    id, or of the same one (``token`` None); without a model they are zeros.
+
+    ``force`` sets them in models that have the token, too.
+    """
+
+    model: ModelIndex | None
+    token: str | int | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VocabularyRequest:
+    """The vocabulary that the merged model is to have: the base's, a model's, or the base's with
+    all tokens of the others behind it (``union``).
+
+    ``base`` is the model whose files the merged model takes. Its rows stand in for those that
+    other models lack, where ``base_stands_in``; else the mean of all rows that there are does, as
+    in a recipe that names no base. Embeddings have as many rows as the multiple needs.
+    """
+
+    source: Literal["base", "union"] | int
+    tokens: Mapping[str, TokenRequest] = field(default_factory=dict)
+    pad_to_multiple_of: int | None = None
+    base_stands_in: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a merge is asked to do. Every parameter has a value.
@@ -59,7 +92,8 @@ class Recipe:
     config, tokenizer and other files the merged model takes, None for the base; ``given`` is the
     text that the recipe was read from, if it was. ``dtype`` is the output's, or None for
     each tensor's own in the base. ``ignore_extra`` leaves out tensors that an expert has and the
-    base has not; ``allow_nonfinite`` merges experts with NaN or infinity in them.
+    base has not; ``allow_nonfinite`` merges experts with NaN or infinity in them. Without a
+    ``vocabulary`` tokens are not looked at; ``chat_template`` is the name of one, or one itself.
     """
 
     method: Method
@@ -74,6 +108,8 @@ class Recipe:
     slices: tuple[Slice, ...] = ()
     files_from: int | None = None
     given: str | None = None
+    vocabulary: VocabularyRequest | None = None
+    chat_template: str | None = None
 
     @property
     def parents(self) -> tuple[CommitId, ...]:
@@ -113,6 +149,10 @@ class Recipe:
             value["files_from"] = self.files_from
         if self.given is not None:
             value["given"] = self.given
+        if self.vocabulary is not None:
+            value["vocabulary"] = _vocabulary_json(self.vocabulary)
+        if self.chat_template is not None:
+            value["chat_template"] = self.chat_template
         if self.slices:
             value["slices"] = [
                 {
@@ -140,6 +180,8 @@ class Recipe:
             for switch in ("ignore_extra", "allow_nonfinite"):
                 if not isinstance(value[switch], bool):
                     raise TypeError(f"{switch} is neither true nor false")
+            if not isinstance(value.get("chat_template"), str | None):
+                raise TypeError("chat_template is no text")
             return make_recipe(
                 method_name=value["method"],
                 base=(value["base"]["ref"], CommitId(bytes.fromhex(value["base"]["commit"]))),
@@ -156,6 +198,8 @@ class Recipe:
                 slices=[_slice(part) for part in value.get("slices", [])],
                 files_from=value.get("files_from"),
                 given=value.get("given"),
+                vocabulary=_vocabulary(value["vocabulary"]) if "vocabulary" in value else None,
+                chat_template=value.get("chat_template"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadRecipe(
@@ -178,6 +222,8 @@ def make_recipe(
     slices: Sequence[Slice] = (),
     files_from: int | None = None,
     given: str | None = None,
+    vocabulary: VocabularyRequest | None = None,
+    chat_template: str | None = None,
 ) -> Recipe:
     """A recipe with every value filled in and checked. Raises ``BadRecipe``.
 
@@ -191,11 +237,10 @@ def make_recipe(
     if dtype is not None and not (dtype in DTYPES and DTYPES[dtype].is_float):
         floats = ", ".join(name for name, d in DTYPES.items() if d.is_float)
         raise BadRecipe(f"{dtype!r} is no dtype to merge to", hint=f"choose one of {floats}")
-    if files_from is not None and files_from not in range(len(experts)):
-        raise BadRecipe(
-            f"files come from expert {files_from!r}, and there are {len(experts)}",
-            hint="make the plan again",
-        )
+    if files_from is not None:
+        _check_place(files_from, len(experts), "files come")
+    if vocabulary is not None:
+        _check_models(vocabulary, len(experts))
     refs = [ref for ref, _ in experts]
     parts: list[Slice] = []
     own: Sequence[Settings]
@@ -207,6 +252,8 @@ def make_recipe(
         _refuse_own(expert_parameters)
         own, shared = [{} for _ in experts], {}
         for part in slices:
+            for source in part.sources:
+                _check_place(source.expert, len(experts), "layers are taken")
             names = [refs[source.expert] for source in part.sources]
             filled = _Filled.of(
                 chosen, names, [s.parameters for s in part.sources], part.parameters, parameters
@@ -233,6 +280,8 @@ def make_recipe(
         slices=tuple(parts),
         files_from=files_from,
         given=given,
+        vocabulary=vocabulary,
+        chat_template=chat_template,
     )
 
 
@@ -308,8 +357,8 @@ def _check_count(method: Method, refs: Sequence[str]) -> None:
 
 def _check_lengths(part: Slice, names: Sequence[str]) -> None:
     first = part.sources[0].layers
-    for name, source in zip(names, part.sources, strict=True):
-        start, stop = source.layers
+    ranges = [*(source.layers for source in part.sources), part.base_layers]
+    for name, (start, stop) in zip([*names, "the base"], ranges, strict=True):
         if not 0 <= start < stop:
             raise BadRecipe(
                 f"layers [{start}, {stop}] of {name} are no range",
@@ -355,6 +404,60 @@ def _range(value: Sequence[int]) -> Range:
     if type(start) is not int or type(stop) is not int:
         raise TypeError("layers are no integers")
     return start, stop
+
+
+def _check_models(vocabulary: VocabularyRequest, experts: int) -> None:
+    for model in (vocabulary.source, *(token.model for token in vocabulary.tokens.values())):
+        if isinstance(model, int):
+            _check_place(model, experts, "tokens come")
+
+
+def _check_place(place: int, experts: int, what: str) -> None:
+    if type(place) is not int or place not in range(experts):
+        raise BadRecipe(
+            f"{what} from expert {place!r}, and there are {experts}", hint="make the plan again"
+        )
+
+
+def _vocabulary_json(vocabulary: VocabularyRequest) -> dict[str, Any]:
+    value: dict[str, Any] = {"source": vocabulary.source}
+    if vocabulary.tokens:
+        # A list: new tokens get their ids in this order, and objects of JSON have none.
+        value["tokens"] = [
+            {"name": name, "model": asked.model, "token": asked.token, "force": asked.force}
+            for name, asked in vocabulary.tokens.items()
+        ]
+    if vocabulary.pad_to_multiple_of is not None:
+        value["pad_to_multiple_of"] = vocabulary.pad_to_multiple_of
+    if not vocabulary.base_stands_in:
+        value["base_stands_in"] = False
+    return value
+
+
+def _vocabulary(value: Mapping[str, Any]) -> VocabularyRequest:
+    source, multiple = value["source"], value.get("pad_to_multiple_of")
+    stands_in = value.get("base_stands_in", True)
+    if source not in ("base", "union") and type(source) is not int:
+        raise TypeError(f"the vocabulary's source is {source!r}")
+    if multiple is not None and type(multiple) is not int:
+        raise TypeError(f"pad_to_multiple_of is {multiple!r}")
+    if not isinstance(stands_in, bool):
+        raise TypeError("base_stands_in is neither true nor false")
+    tokens = {asked["name"]: _token(asked) for asked in value.get("tokens", [])}
+    return VocabularyRequest(source, tokens, multiple, stands_in)
+
+
+def _token(value: Mapping[str, Any]) -> TokenRequest:
+    model, token, force = value["model"], value["token"], value["force"]
+    if not isinstance(value["name"], str):
+        raise TypeError(f"a token is called {value['name']!r}")
+    if model not in ("base", None) and type(model) is not int:
+        raise TypeError(f"a token's model is {model!r}")
+    if token is not None and type(token) not in (str, int):
+        raise TypeError(f"a token is {token!r}")
+    if not isinstance(force, bool):
+        raise TypeError("force is neither true nor false")
+    return TokenRequest(model, token, force)
 
 
 def resolved(settings: Settings, name: str, position: float) -> Parameters:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from mergegit.checkpoint.header import build_header, metadata_of
 from mergegit.checkpoint.layout import (
@@ -27,7 +28,7 @@ from mergegit.checkpoint.writer import (
 from mergegit.dtypes import DTYPES, TORCH_NAMES, byte_length, dtype_named
 from mergegit.errors import BadBudget, BadRecipe, Mismatch, NotFinite
 from mergegit.merge.budget import Budget
-from mergegit.objects import BlockId, Manifest, Shard, Tensor
+from mergegit.objects import BlockId, Manifest, Shard, Tensor, TensorId
 from mergegit.pipeline import ordered_map
 from mergegit.repository.companions import (
     CONFIG,
@@ -36,13 +37,20 @@ from mergegit.repository.companions import (
     config_with_dtype,
     index_with_size,
 )
-from mergegit.storage.store import Store
 
 Progress = Callable[[int, int], None]
 
 _WIDER = {"F16": "bfloat16", "F8_E4M3": "bfloat16", "F8_E5M2": "bfloat16", "BF16": "float32",
           "F32": "float64"}  # fmt: skip
 """To which dtype of a wider range those can turn whose numbers are beyond that of another."""
+
+
+class Contents(Protocol):
+    """What a manifest names, by id: a store, or models that are made as they are read."""
+
+    def tensor(self, tensor_id: TensorId, /) -> Tensor: ...
+
+    def read_block(self, block: BlockId, /) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,7 @@ class Written:
 
 
 def check_out(
-    store: Store,
+    store: Contents,
     manifest: Manifest,
     directory: Path,
     form: Form,
@@ -135,7 +143,7 @@ def check_out(
     return Written(len(files), done, left_out)
 
 
-def _chunks(store: Store, part: FilePart, threads: int) -> Iterator[bytes]:
+def _chunks(store: Contents, part: FilePart, threads: int) -> Iterator[bytes]:
     tensor, dtype = part.tensor, part.dtype
     if tensor is None:
         return iter((part.literal,))
@@ -145,7 +153,7 @@ def _chunks(store: Store, part: FilePart, threads: int) -> Iterator[bytes]:
     return ordered_map(read, tensor.blocks(), threads=threads)
 
 
-def _read_converted(store: Store, name: str, source: str, target: str, block: BlockId) -> bytes:
+def _read_converted(store: Contents, name: str, source: str, target: str, block: BlockId) -> bytes:
     # numba takes its time to load, and most checkouts convert nothing.
     from mergegit.kernels.convert import convert
 
@@ -163,7 +171,7 @@ def _read_converted(store: Store, name: str, source: str, target: str, block: Bl
 _Files = list[tuple[str, list[FilePart]]]
 
 
-def _plan_files(store: Store, manifest: Manifest, form: Form) -> tuple[_Files, tuple[str, ...]]:
+def _plan_files(store: Contents, manifest: Manifest, form: Form) -> tuple[_Files, tuple[str, ...]]:
     """Every file with what it is made of, and the paths of those that are left out."""
     tensors = {name: store.tensor(tensor_id) for name, tensor_id in manifest.tensors.items()}
     converts = any(form.changes(tensor) for tensor in tensors.values())
@@ -210,14 +218,16 @@ def _check_convertible(config: bytes) -> None:
         )
 
 
-def _common_metadata(store: Store, shards: Sequence[Shard]) -> dict[str, str]:
+def _common_metadata(store: Contents, shards: Sequence[Shard]) -> dict[str, str]:
     """What the headers of all shards say beside their tensors, if they agree."""
     found = [metadata_of(_bytes_of(store, store.tensor(shard.header))) for shard in shards]
     agreed = found[0] if all(metadata == found[0] for metadata in found) else {}
     return agreed or dict(SHARD_METADATA)
 
 
-def _converted_parts(store: Store, manifest: Manifest, shard: Shard, form: Form) -> list[FilePart]:
+def _converted_parts(
+    store: Contents, manifest: Manifest, shard: Shard, form: Form
+) -> list[FilePart]:
     """A stored shard with its tensors converted."""
     named = [(name, store.tensor(manifest.tensor_of(shard, name))) for name in shard.names]
     header = _bytes_of(store, store.tensor(shard.header))
@@ -241,10 +251,10 @@ def _shard_parts(
     return parts
 
 
-def _file(store: Store, manifest: Manifest, path: str) -> bytes:
+def _file(store: Contents, manifest: Manifest, path: str) -> bytes:
     return _bytes_of(store, store.tensor(manifest.files[path]))
 
 
-def _bytes_of(store: Store, tensor: Tensor) -> bytes:
+def _bytes_of(store: Contents, tensor: Tensor) -> bytes:
     """The contents of a tensor of bytes."""
     return b"".join(store.read_block(block) for block in tensor.blocks())

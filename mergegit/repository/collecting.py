@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from mergegit.errors import Damaged
+from mergegit.checkpoint.adapter_settings import CONFIG_FILE as ADAPTER_CONFIG
+from mergegit.errors import Damaged, MergegitError
 from mergegit.objects import Commit, CommitId, Manifest, ManifestId, Plan, Tensor, TensorId
+from mergegit.repository.checking import discard_rebuilds
 from mergegit.repository.naming import short
 from mergegit.repository.reports import CollectReport
 from mergegit.repository.rewriting import copy_records, is_worth_rewriting, records_of
@@ -28,6 +30,7 @@ from mergegit.storage.pack import EMPTY_BYTES, HEADER, NO_ID, Encoding, Header, 
 from mergegit.storage.refs import SPACES, Space
 from mergegit.storage.store import Store
 from mergegit.storage.trash import Trash
+from mergegit.storage.workspace import sweep
 
 Progress = Callable[[int, int], None]
 _Id = TypeVar("_Id", CommitId, ManifestId, TensorId)
@@ -49,6 +52,8 @@ class Needed:
     blocks: set[bytes] = field(default_factory=set)
     bases: set[bytes] = field(default_factory=set)
     """Blocks that needed deltas are relative to, whether or not a tensor has them."""
+    computed: set[bytes] = field(default_factory=set)
+    """Ids of tensors that adapters make, which are no objects but have statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ def collect(
     trash = Trash(store.location)
     store.forget()
     if not dry_run:
+        _clear(store)
         trash.put_back(_needed_again(store, trash))
     forgotten = sum(store.refs.expired(space, name, limit) for space, name in _logs(store))
     collection = plan_collection(store, limit)
@@ -96,6 +102,7 @@ def collect(
         removing = trash.older_than(grace, now)
         removed_bytes = _disk_bytes(store.location.trash / f"{name}.pack" for name in removing)
         trash.remove(removing)
+        store.catalog.forget_results()
     in_trash = _disk_bytes(store.location.trash.glob("*.pack"))
     if dry_run:
         in_trash += trashed_bytes - removed_bytes
@@ -183,8 +190,24 @@ def find_needed(store: Store, roots: Iterable[CommitId]) -> Needed:
     for tensor_id in tensors:
         needed.blocks.update(load(store.tensor, "tensor", tensor_id).blocks())
     needed.objects |= _usable_plans(store, needed)
+    for commit_id in needed.commits:
+        needed.computed |= _computed_by(store, commit_id)
     _find_bases(store, needed)
     return needed
+
+
+def _computed_by(store: Store, commit_id: CommitId) -> set[bytes]:
+    """The tensors that a commit makes, if it holds an adapter."""
+    if ADAPTER_CONFIG not in store.manifest(store.commit(commit_id).manifest).files:
+        return set()
+    # The kernels take their time to load, and most repositories hold no adapters.
+    from mergegit.repository.adapters import adapted_model
+
+    try:
+        adapted = adapted_model(store, commit_id.hex(), commit_id)
+    except MergegitError:
+        return set()  # of an adapter that can't be read, no statistics are needed
+    return set() if adapted is None else set(adapted.made)
 
 
 def _usable_plans(store: Store, needed: Needed) -> set[bytes]:
@@ -266,7 +289,8 @@ def _needed_places(store: Store, needed: Needed) -> Iterator[tuple[Header, Place
 
 
 def _needs_statistics(needed: Needed, tensor: bytes, base: bytes) -> bool:
-    return tensor in needed.objects and (base == NO_ID or base in needed.objects)
+    has_tensor = tensor in needed.objects or tensor in needed.computed
+    return has_tensor and (base == NO_ID or base in needed.objects)
 
 
 def _segments(block: bytes, form: StoredForm) -> Iterator[tuple[Header, Place]]:
@@ -338,6 +362,13 @@ def _entries_of(store: Store, numbers: Sequence[int]) -> dict[int, list[Header]]
 
 
 # -- files -----------------------------------------------------------------------------------------
+
+
+def _clear(store: Store) -> None:
+    """Remove what interrupted commands left beside the packs."""
+    sweep(store.location)
+    discard_rebuilds(store.location)
+    store.refs.clear()
 
 
 def _unknown(store: Store) -> list[str]:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mergegit.errors import NoBase, RefConflict
+from mergegit.checkpoint.adapter import WEIGHTS_FILE
+from mergegit.checkpoint.adapter_settings import CONFIG_FILE
+from mergegit.errors import Mismatch, NoBase, RefConflict
 from mergegit.history import is_ancestor, merge_bases, walk
-from mergegit.objects import Commit, CommitId, PlanId
+from mergegit.objects import Commit, CommitId, Manifest, PlanId
 from mergegit.repository.naming import ResolvedRef, short
 from mergegit.storage.refs import check_name
 from mergegit.storage.store import Store
@@ -67,8 +70,41 @@ def infer_base(
     return None
 
 
-def infer_adapter_base(store: Store, adapter: str, config: bytes, notes: list[str]) -> ResolvedRef:
-    """The branch or tag that an adapter's config names as its base. Raises ``NoBase``."""
+def is_adapter(manifest: Manifest) -> bool:
+    """Whether a commit holds an adapter and no model."""
+    model = [shard.path for shard in manifest.shards if len(shard.strays) < len(shard.names)]
+    return CONFIG_FILE in manifest.files and model == [WEIGHTS_FILE]
+
+
+def is_adapter_directory(path: Path) -> bool:
+    """Whether an adapter lies there, as far as the names of its files tell."""
+    return (path / CONFIG_FILE).is_file() and (path / WEIGHTS_FILE).is_file()
+
+
+def check_base(ref: str, manifest: Manifest) -> None:
+    """Raises ``Mismatch`` where what is to be a base is an adapter."""
+    if is_adapter(manifest):
+        raise Mismatch(
+            f"the base {ref} is an adapter, and no model", hint="choose another base with --base"
+        )
+
+
+def model_of(store: Store, found: ResolvedRef) -> ResolvedRef:
+    """A commit that holds a model, or, of an adapter, the base that it stands on."""
+    commit = store.commit(found.commit)
+    while commit.parents and is_adapter(store.manifest(commit.manifest)):
+        base = commit.parents[0]
+        found, commit = ResolvedRef(name_of(store, base), base), store.commit(base)
+    return found
+
+
+def infer_adapter_base(
+    store: Store, adapter: str, config: bytes, tip: CommitId | None, notes: list[str]
+) -> ResolvedRef:
+    """The base of the adapter that the branch holds, at ``tip``, else the branch or tag that its
+    config names. Raises ``NoBase``."""
+    if tip is not None and is_adapter(store.manifest(store.commit(tip).manifest)):
+        return model_of(store, ResolvedRef(adapter, tip))
     try:
         named = str(json.loads(config).get("base_model_name_or_path") or "")
     except (ValueError, AttributeError, RecursionError):
@@ -102,7 +138,8 @@ def merge_base(store: Store, experts: Sequence[ResolvedRef]) -> ResolvedRef:
     if len(bases) > 1:
         listed = ", ".join(name_of(store, base) for base in bases)
         raise NoBase(f"{names} have several common ancestors: {listed}", hint=hint)
-    return ResolvedRef(name_of(store, bases[0]), bases[0])
+    # Two versions of an adapter have the older one for an ancestor, which is no model.
+    return model_of(store, ResolvedRef(name_of(store, bases[0]), bases[0]))
 
 
 def other_base(store: Store, commit_id: CommitId, base: ResolvedRef | None) -> Iterator[str]:
@@ -116,14 +153,23 @@ def other_base(store: Store, commit_id: CommitId, base: ResolvedRef | None) -> I
         )
 
 
-def same_checkpoint(store: Store, manifest_id: bytes, tip: CommitId | None) -> CommitId | None:
-    """A commit that holds this very checkpoint: the branch's own, else any that was added."""
+def same_checkpoint(
+    store: Store, manifest_id: bytes, tip: CommitId | None, adapted: CommitId | None = None
+) -> CommitId | None:
+    """A commit that holds this very checkpoint: the branch's own, else any that was added.
+
+    An adapter is the same only on the same base, the commit ``adapted``.
+    """
+
+    def is_same(commit: Commit) -> bool:
+        return commit.manifest == manifest_id and adapted in (None, *commit.parents[:1])
+
     if tip is not None:
-        return tip if store.commit(tip).manifest == manifest_id else None
+        return tip if is_same(store.commit(tip)) else None
     if not store.has_object(manifest_id):
         return None
     for commit_id, commit in all_commits(store):
-        if commit.manifest == manifest_id and commit.recipe is None:
+        if commit.recipe is None and is_same(commit):
             return commit_id
     return None
 

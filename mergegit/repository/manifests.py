@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mergegit.checkpoint.header import build_header, metadata_of
-from mergegit.checkpoint.layout import SHARD_METADATA, index_bytes, plan_shards
+from mergegit.checkpoint.layout import SHARD_METADATA, aligned, index_bytes, plan_shards
+from mergegit.checkpoint.tokenizer_files import is_tokenizer_file
+from mergegit.dtypes import DTYPES
 from mergegit.encoding import hash_block
 from mergegit.merge.layers import Stack, is_input
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Manifest, Plan, Shard, Tensor, TensorId
+from mergegit.repository.card import CARD, license_line, model_card
 from mergegit.repository.companions import (
-    CARD,
     CONFIG,
     INDEX,
     WEIGHT_SUFFIXES,
     config_with_dtype,
     config_with_layers,
     index_with_size,
-    license_line,
-    model_card,
 )
+from mergegit.repository.lineage import model_of
+from mergegit.repository.naming import ResolvedRef
 from mergegit.repository.planning import Inputs
-from mergegit.storage.prepared import raw_block
 from mergegit.storage.store import Store
 from mergegit.storage.transaction import Transaction
 
@@ -37,12 +39,14 @@ def merged_manifest(
     inputs: Inputs,
     plan: Plan,
     merged: Mapping[str, Tensor],
+    told: Mapping[str, bytes],
 ) -> Manifest:
     """The manifest of a merged model: the base's layout and files, with the merged tensors.
 
+    ``told`` are the files that speak of tokens, as the recipe asks for them (``token_files``).
     Second files of weights beside the base's model are left out: they would hold its weights. The
-    card is written anew, config and index where dtypes or layers change. Layers that slices number
-    anew are laid out in new shards.
+    card is written anew, config and index where dtypes, shapes or layers change. Layers that
+    slices number anew are laid out in new shards.
     """
     base, recipe = inputs.base_manifest, inputs.recipe
     ids = {**inputs.base.ids, **inputs.copied}
@@ -50,7 +54,10 @@ def merged_manifest(
         ids[name] = transaction.write_tensor(tensor)
     copied = {name: store.tensor(tensor_id) for name, tensor_id in inputs.copied.items()}
     tensors = {**inputs.base.tensors, **copied, **merged}
-    files = _Files(store, transaction, _companions(store, inputs))
+    described = _described(store, inputs)
+    files = _Files(store, transaction, _companions(described, inputs))
+    for path, data in told.items():
+        files.write(path, data)
     total = sum(tensor.nbytes for tensor in tensors.values())
     if inputs.stack is not None:
         shards = _new_shards(files, base, inputs.stack, tensors)
@@ -61,11 +68,12 @@ def merged_manifest(
             paths = [(shard.path, shard.names) for shard in shards]
             files.write(INDEX, index_bytes(paths, total))
     else:
-        shards = _old_shards(files, inputs, tensors)
-        if total != sum(tensor.nbytes for tensor in inputs.base.tensors.values()):
+        old = {name: store.tensor(tensor_id) for name, tensor_id in base.tensors.items()}
+        shards = _old_shards(files, base, old, tensors)
+        if total != sum(tensor.nbytes for tensor in old.values()):
             files.change(INDEX, lambda data: index_with_size(data, total))
-    if recipe.dtype and _dtypes(tensors) != _dtypes(inputs.base.tensors):
-        dtype = recipe.dtype
+    dtype = _main_dtype(tensors.values())
+    if dtype and dtype != _main_dtype(map(store.tensor, described.tensors.values())):
         files.change(CONFIG, lambda data: config_with_dtype(data, dtype))
     license = license_line(files.read(CARD)) if CARD in files.ids else None
     contents = [store.commit(expert.commit).manifest for expert in recipe.experts]
@@ -73,14 +81,22 @@ def merged_manifest(
     return replace(base, tensors=ids, shards=shards, files=dict(sorted(files.ids.items())))
 
 
-def _companions(store: Store, inputs: Inputs) -> dict[str, TensorId]:
-    """The files around the weights, of the model that the recipe says."""
-    recipe, base = inputs.recipe, inputs.base_manifest
-    source = base
-    if recipe.files_from is not None:
-        expert = recipe.experts[recipe.files_from].commit
-        source = store.manifest(store.commit(expert).manifest)
-    files = {p: i for p, i in source.files.items() if not p.endswith(WEIGHT_SUFFIXES)}
+def _described(store: Store, inputs: Inputs) -> Manifest:
+    """The model whose config and other files the merged one takes."""
+    recipe = inputs.recipe
+    if recipe.files_from is None:
+        return inputs.base_manifest
+    expert = recipe.experts[recipe.files_from]
+    model = model_of(store, ResolvedRef(expert.ref, expert.commit))
+    return store.manifest(store.commit(model.commit).manifest)
+
+
+def _companions(described: Manifest, inputs: Inputs) -> dict[str, TensorId]:
+    """The files around the weights; of the index, that of the shards."""
+    base = inputs.base_manifest
+    files = {p: i for p, i in described.files.items() if not p.endswith(WEIGHT_SUFFIXES)}
+    if inputs.aligned is not None:
+        files = {path: i for path, i in files.items() if not is_tokenizer_file(path)}
     files.pop(INDEX, None)
     if INDEX in base.files:
         files[INDEX] = base.files[INDEX]
@@ -94,12 +110,15 @@ class _Files:
     store: Store
     transaction: Transaction
     ids: dict[str, TensorId]
+    made: dict[str, bytes] = field(default_factory=dict)
+    """What was written already, and can't be read before it is published."""
 
     def read(self, path: str) -> bytes:
-        return read_bytes(self.store, self.ids[path])
+        return self.made[path] if path in self.made else read_bytes(self.store, self.ids[path])
 
     def write(self, path: str, data: bytes) -> None:
-        self.ids[path] = write_bytes(self.transaction, data)
+        self.made[path] = data
+        self.ids[path] = write_bytes(self.store, self.transaction, data)
 
     def change(self, path: str, change: Callable[[bytes], bytes]) -> None:
         """Rewrite a file, if it is there."""
@@ -107,24 +126,28 @@ class _Files:
             self.write(path, change(self.read(path)))
 
 
-def _old_shards(files: _Files, inputs: Inputs, tensors: Mapping[str, Tensor]) -> tuple[Shard, ...]:
-    """The base's shards, with new headers where dtypes or shapes have changed."""
-    old = inputs.base.tensors
+def _old_shards(
+    files: _Files, base: Manifest, old: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> tuple[Shard, ...]:
+    """The base's shards, with new headers where dtypes or shapes have changed; ``old`` are its
+    tensors."""
     changed = {
         name
         for name, tensor in tensors.items()
         if (tensor.dtype, tensor.shape) != (old[name].dtype, old[name].shape)
     }
     shards = []
-    for shard in inputs.base_manifest.shards:
+    for shard in base.shards:
         if not shard.belongs_to_model:
             continue
-        header = shard.header
-        if changed & set(shard.names):
-            described = [(name, tensors[name].dtype, tensors[name].shape) for name in shard.names]
+        header, names = shard.header, shard.names
+        if changed & set(names):
+            names = aligned((name, tensors[name].dtype) for name in names)
+            described = [(name, tensors[name].dtype, tensors[name].shape) for name in names]
             metadata = metadata_of(read_bytes(files.store, shard.header))
-            header = write_bytes(files.transaction, build_header(described, metadata))
-        shards.append(Shard(shard.path, header, shard.names))
+            text = build_header(described, metadata)
+            header = write_bytes(files.store, files.transaction, text)
+        shards.append(Shard(shard.path, header, names))
     return tuple(shards)
 
 
@@ -144,15 +167,21 @@ def _new_shards(
     names = sorted(tensors, key=place)
     sizes = [(name, tensors[name].nbytes) for name in names]
     shards = []
-    for path, held in plan_shards(sizes, _SHARD_BYTES):
+    for path, group in plan_shards(sizes, _SHARD_BYTES):
+        held = aligned((name, tensors[name].dtype) for name in group)
         described = [(name, tensors[name].dtype, tensors[name].shape) for name in held]
-        header = write_bytes(files.transaction, build_header(described, SHARD_METADATA))
-        shards.append(Shard(path, header, held))
+        text = build_header(described, SHARD_METADATA)
+        shards.append(Shard(path, write_bytes(files.store, files.transaction, text), held))
     return tuple(shards)
 
 
-def _dtypes(tensors: Mapping[str, Tensor]) -> set[str]:
-    return {tensor.dtype for tensor in tensors.values()}
+def _main_dtype(tensors: Iterable[Tensor]) -> str | None:
+    """The dtype of most elements that are floats, which configs call the model's."""
+    elements: Counter[str] = Counter()
+    for tensor in tensors:
+        if DTYPES[tensor.dtype].is_float:
+            elements[tensor.dtype] += tensor.elements
+    return max(elements, key=lambda dtype: (elements[dtype], dtype), default=None)
 
 
 def read_bytes(store: Store, tensor_id: TensorId) -> bytes:
@@ -160,12 +189,12 @@ def read_bytes(store: Store, tensor_id: TensorId) -> bytes:
     return b"".join(store.read_block(block) for block in store.tensor(tensor_id).blocks())
 
 
-def write_bytes(transaction: Transaction, data: bytes) -> TensorId:
+def write_bytes(store: Store, transaction: Transaction, data: bytes) -> TensorId:
     """Store bytes as a tensor of bytes."""
     blocks: list[BlockId] = []
     for start in range(0, len(data), BLOCK_ELEMENTS):
         part = data[start : start + BLOCK_ELEMENTS]
         block = hash_block(part)
-        transaction.write_block(raw_block(block, "U8", part))
+        transaction.write_block(store.prepare_block(block, "U8", part))
         blocks.append(block)
     return transaction.write_tensor(Tensor("U8", (len(data),), b"".join(blocks)))

@@ -50,9 +50,24 @@ def compare(
     if block == base_block and dtype == base.dtype:
         return Comparison()
     base_data = store.read_block(base_block)
-    measures = measure(row, dtype, np.frombuffer(base_data, np.uint8), base.dtype, elements, first)
+    return compare_data(dtype, data, base.dtype, base_block, base_data, index, elements)
+
+
+def compare_data(
+    dtype: str,
+    data: bytes,
+    base_dtype: str,
+    base_block: BlockId,
+    base_data: bytes,
+    index: int,
+    elements: int,
+) -> Comparison:
+    """Measure a block against another one in its place, both in memory."""
+    row, base_row = np.frombuffer(data, np.uint8), np.frombuffer(base_data, np.uint8)
+    first = index * BLOCK_ELEMENTS
+    measures = measure(row, dtype, base_row, base_dtype, elements, first)
     quantised = None
-    if delta.can_encode(dtype, base.dtype):
+    if delta.can_encode(dtype, base_dtype):
         quantised = delta.quantise(data, base_data, dtype)
     return Comparison(measures, base_block, base_data, quantised)
 

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from mergegit.errors import BadRecipe
+from mergegit.kernels.combine import Coefficients
 from mergegit.merge.execute import Base, TensorJob, execute
 from mergegit.merge.method import Rule, TensorContext
 from mergegit.objects import BlockId, Plan, Tensor
-from mergegit.repository.adapters import Computed, LowRankReader, trimmed
+from mergegit.repository import adapters
+from mergegit.repository.adapters import LowRankReader, trimmed
 from mergegit.repository.planning import Inputs, Progress, context_of, known_of
+from mergegit.repository.remembering import Remembered, Spared
 from mergegit.storage.prepared import PreparedBlock
 from mergegit.storage.reader import ByteCount
 from mergegit.storage.store import Store
@@ -38,12 +41,6 @@ class _StoreReader:
     bases: ByteCount
     low_rank: LowRankReader
 
-    @classmethod
-    def over(
-        cls, store: Store, computed: Computed, experts: ByteCount, bases: ByteCount
-    ) -> _StoreReader:
-        return cls(store, experts, bases, LowRankReader(store, computed, experts, bases))
-
     def base(self, block: BlockId) -> bytes:
         return self.store.read_block(block, self.bases)
 
@@ -51,7 +48,8 @@ class _StoreReader:
         self, block: BlockId, layers: int, base: Base, threshold: float
     ) -> tuple[bytes | memoryview, bool]:
         if block in self.low_rank:
-            delta = self.low_rank.delta(block, base.block, base.data, base.dtype)
+            counts = adapters.Counts(self.experts, self.bases)
+            delta = self.low_rank.delta(block, base.block, base.data, base.dtype, counts, threshold)
             if threshold > 0:
                 delta = trimmed(delta, threshold)
             return delta.data.cast("B"), True
@@ -69,10 +67,12 @@ def merge_blocks(
     plainly: bool,
     threads: int,
     counts: Counts,
+    spared: Spared,
+    anew: bool,
     progress: Progress,
 ) -> dict[str, Tensor]:
     """Carry out a plan: the merged tensors by name. Raises ``BadRecipe`` where the plan does not
-    fit its commits any more."""
+    fit its commits any more. With ``anew`` nothing that was merged before is taken for it."""
     if plan.tensors != inputs.matching.merged:
         raise BadRecipe("the plan does not fit its models", hint="make the plan again")
     total = sum(inputs.base.tensors[name].nbytes for name in plan.tensors)
@@ -88,19 +88,37 @@ def merge_blocks(
             return store.prepare_block(block, dtype, data)
         return store.prepare_block(block, dtype, data, base.block, base.data)
 
-    merged = execute(
-        _jobs(store, inputs, plan),
-        reader=_StoreReader.over(store, inputs.computed, counts.experts, counts.bases),
-        again=_StoreReader.over(store, inputs.computed, counts.again, counts.again),
+    remembered = Remembered(store, inputs.computed, spared, transaction, recalls=not anew)
+    low_rank = LowRankReader(store, inputs.computed)
+    merged: dict[str, Tensor] = {}
+    for name, tensor in execute(
+        _jobs(store, inputs, plan, remembered),
+        reader=_StoreReader(store, counts.experts, counts.bases, low_rank),
+        again=_StoreReader(store, counts.again, counts.again, low_rank),
         prepare=prepare,
         write=transaction.write_block,
         threads=threads,
         progress=advance,
-    )
-    return dict(merged)
+    ):
+        low_rank.forget(name)
+        merged[name] = tensor
+    return merged
 
 
-def _jobs(store: Store, inputs: Inputs, plan: Plan) -> Iterator[TensorJob]:
+def spared_by_memory(store: Store, inputs: Inputs, plan: Plan) -> Spared:
+    """What of a plan need not be read, because earlier merges made it of the same."""
+    spared = Spared.none(len(inputs.experts))
+    for job in _jobs(store, inputs, plan, Remembered(store, inputs.computed, spared)):
+        assert job.memory is not None
+        if job.memory.recall_tensor() is None and job.survey is None:
+            rule = job.rule(None)
+            for index in np.flatnonzero(job.layers.any(axis=0)):
+                if isinstance(rule, Coefficients):
+                    job.memory.recall_block(int(index), rule)
+    return spared
+
+
+def _jobs(store: Store, inputs: Inputs, plan: Plan, remembered: Remembered) -> Iterator[TensorJob]:
     recipe = inputs.recipe
     method = recipe.method
     layers = np.stack([np.frombuffer(expert.layers, np.uint8) for expert in plan.experts])
@@ -111,18 +129,27 @@ def _jobs(store: Store, inputs: Inputs, plan: Plan) -> Iterator[TensorJob]:
     for name in plan.tensors:
         base = inputs.base.tensors[name]
         context = context_of(inputs, name, known_of(store, inputs, name))
-        experts = inputs.part(name).experts
+        places = inputs.part(name).experts
+        experts = [inputs.experts[k].tensors.get(name) for k in places]
+        dtype = recipe.dtype or base.dtype
+        read = layers[list(places), at : at + len(base)]
+        planned = method.rule(context)
+        nearest = planned if isinstance(planned, Coefficients) else planned.nearest
 
-        def rule(found: Any, context: TensorContext = context) -> Rule:
-            return method.rule(replace(context, surveyed=found))
+        def rule(found: Any, context: TensorContext = context, planned: Rule = planned) -> Rule:
+            return planned if found is None else method.rule(replace(context, surveyed=found))
 
         yield TensorJob(
             name=name,
-            dtype=recipe.dtype or base.dtype,
+            dtype=dtype,
             base=base,
-            experts=[inputs.experts[k].tensors.get(name) for k in experts],
-            layers=layers[list(experts), at : at + len(base)],
+            experts=experts,
+            layers=read,
             rule=rule,
             survey=method.survey(context) if method.survey else None,
-        )
+            memory=remembered.of_tensor(
+                method.name, context, base, experts, places, read, dtype, nearest.thresholds,
+                as_one=method.survey is not None or planned is not nearest,
+            ),
+        )  # fmt: skip
         at += len(base)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mergegit.dtypes import DTYPES, byte_length
-from mergegit.errors import Mismatch, NotFinite
+from mergegit.errors import NotFinite
 from mergegit.kernels.combine import Coefficients
 from mergegit.merge.layers import Place, Stack, places
 from mergegit.merge.match import Matching, Model, match
@@ -23,10 +23,14 @@ from mergegit.pipeline import ordered_map
 from mergegit.repository.adapters import (
     Computed,
     ComputedBlock,
+    ComputedTensor,
     LowRankReader,
     adapted_model,
-    is_adapter_manifest,
+    placed,
+    reading_cost,
 )
+from mergegit.repository.aligning import Aligned, align_models
+from mergegit.repository.lineage import check_base
 from mergegit.repository.measuring import (
     Comparison,
     StatisticsBuilder,
@@ -62,7 +66,8 @@ class Inputs:
     ``base`` and ``experts`` are seen as the merged model names its tensors, and ``stack`` are its
     layers where slices number them anew. ``places`` tells where each tensor lies, ``parts`` which
     experts take part in each slice, and ``copied`` names the tensors that are an expert's own,
-    unread. ``computed`` are the blocks that adapters make from their factors.
+    unread. ``computed`` are the blocks that adapters make from their factors. ``aligned`` is what
+    was done where the recipe asks for a vocabulary.
     """
 
     recipe: Recipe
@@ -76,34 +81,56 @@ class Inputs:
     copied: Mapping[str, TensorId]
     computed: Computed
     stack: Stack | None = None
+    aligned: Aligned | None = None
 
     def part(self, name: str) -> Part:
         """What is merged into a tensor. Some of the experts may lack it, and count as the base."""
         return self.parts[self.places[name].slice]
 
 
-def gather(store: Store, recipe: Recipe) -> Inputs:
-    """Load the models' objects and match them. Raises ``Mismatch`` and ``BadRecipe``."""
+def _silent(done: int, total: int) -> None:
+    """The progress of who does not ask."""
+
+
+def gather(
+    store: Store, recipe: Recipe, *, threads: int = 1, progress: Progress = _silent
+) -> Inputs:
+    """Load the models' objects and match them. Raises ``Mismatch`` and ``BadRecipe``.
+
+    Where the recipe asks for a vocabulary, embeddings that have another one are aligned, if that
+    was not done before: the one thing here that reads weights. ``progress`` is told of it. Raises
+    ``BadCheckpoint`` where tokens can't be told.
+    """
     base_manifest = store.manifest(store.commit(recipe.base).manifest)
-    _refuse_adapter(recipe.base_ref, base_manifest)
+    check_base(recipe.base_ref, base_manifest)
     base = _model(store, recipe.base_ref, base_manifest)
     experts: list[Model] = []
     keys: list[bytes] = []
-    computed: dict[BlockId, ComputedBlock] = {}
+    made: dict[TensorId, ComputedTensor] = {}
     for expert in recipe.experts:
         manifest_id = store.commit(expert.commit).manifest
-        adapted = adapted_model(store, expert.ref, expert.commit)
+        on = store.commit(recipe.base).manifest
+        adapted = adapted_model(store, expert.ref, expert.commit, on)
         if adapted is not None:
             experts.append(adapted.model)
-            computed.update(adapted.computed)
+            made.update(adapted.made)
         else:
             experts.append(_model(store, expert.ref, store.manifest(manifest_id)))
         # The same expert listed twice draws twice.
         keys.append(manifest_id + b"%d" % sum(key.startswith(manifest_id) for key in keys))
-    stack = None
+    stack = aligned = None
+    if recipe.vocabulary is not None:
+        aligned = align_models(
+            store, recipe, base, experts, made, threads=threads, progress=progress
+        )
+        base, experts = aligned.base, list(aligned.experts)
     if recipe.slices:
         sliced = slice_models(recipe, base, experts)
         base, experts, stack = sliced.base, list(sliced.experts), sliced.stack
+    computed: dict[BlockId, ComputedBlock] = {}
+    for k, model in enumerate(experts if made else ()):
+        experts[k], blocks = placed(model, made)
+        computed.update(blocks)
     lengths = tuple(part.base_layers[1] - part.base_layers[0] for part in recipe.slices)
     where = places(base.tensors, lengths, stack)
     parts = [Part(*part) for part in recipe.parts()]
@@ -116,8 +143,9 @@ def gather(store: Store, recipe: Recipe) -> Inputs:
         participants=lambda name: parts[where[name].slice].experts,
     )
     return Inputs(
-        recipe, base, experts, matching, base_manifest, keys, where, parts, copied, computed, stack
-    )
+        recipe, base, experts, matching, base_manifest, keys, where, parts, copied, computed,
+        stack, aligned,
+    )  # fmt: skip
 
 
 def _without(model: Model, names: Mapping[str, TensorId]) -> Model:
@@ -142,15 +170,14 @@ def _copied(
         part = parts[where[name].slice]
         expert = experts[part.experts[0]]
         tensor = expert.tensors.get(name)
-        if (
-            tensor is None
-            or any(block in computed for block in tensor.blocks())
-            or (recipe.dtype not in (None, tensor.dtype) and DTYPES[tensor.dtype].is_float)
-        ):
+        if tensor is None or any(block in computed for block in tensor.blocks()):
+            continue
+        is_float = DTYPES[tensor.dtype].is_float
+        if is_float and recipe.dtype not in (None, tensor.dtype):
             continue
         position = where[name].position
-        own = [resolved(settings, name, position) for settings in part.own]
-        if recipe.method.copies(own, resolved(part.shared, name, position)):
+        own = [resolved(settings, expert.own_name(name), position) for settings in part.own]
+        if not is_float or recipe.method.copies(own, resolved(part.shared, name, position)):
             copied[name] = expert.ids[name]
     return copied
 
@@ -197,7 +224,7 @@ def take_statistics(
     """Read tensors once beside their base tensors and store the statistics."""
     total = sum(pair.tensor.nbytes for pair in pairs)
     done = 0
-    low_rank = LowRankReader(store, computed)
+    low_rank = LowRankReader(store, computed, held=1)
     for pair in pairs:
         tensor, base = pair.tensor, pair.base
 
@@ -244,7 +271,7 @@ def context_of(inputs: Inputs, name: str, known: Known) -> TensorContext:
     place, part = inputs.places[name], inputs.part(name)
     experts = [
         ExpertTensor(
-            resolved(settings, name, place.position),
+            resolved(settings, inputs.experts[k].own_name(name), place.position),
             statistics.histogram if statistics else None,
             inputs.keys[k],
             float(statistics.energy.sum()) if statistics else 0.0,
@@ -320,7 +347,8 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
                 ladders[k].weights[here] = spreads[at]
                 ladders[k].limits[here] = limits[at]
                 if limits[at] > 0 and tensor.block_ids[:ID_BYTES] in inputs.computed:
-                    ladders[k].fill_computed(store, here, inputs.computed, tensor, statistics)
+                    made = inputs.computed[tensor.block(0)].tensor
+                    ladders[k].fill_computed(store, here, made, base, statistics)
                 elif limits[at] > 0:
                     ladders[k].fill(store, here, tensor, base, statistics)
                 if limits[at] > 0:
@@ -409,8 +437,8 @@ class _Ladder:
         self,
         store: Store,
         here: slice,
-        computed: Computed,
-        tensor: Tensor,
+        made: ComputedTensor,
+        base: Tensor,
         statistics: TensorStatistics,
     ) -> None:
         """A tensor that an adapter makes: its factors are read for all of its blocks or none."""
@@ -419,8 +447,9 @@ class _Ladder:
         self.units[here] = here.start
         self.depths[here] = 1
         self.remaining[here, 0] = statistics.energy
-        made = computed[tensor.block(0)].tensor
-        self.costs[here.start, 0] = made.cost(lambda part: sum(_plain_bytes(store, part)))
+        cost = reading_cost(made, base, lambda part: _plain_bytes(store, part))
+        self.costs[here.start, 0] = cost.expert
+        self.base_costs[here] = cost.below
 
 
 def _share(
@@ -480,13 +509,6 @@ def _merged_energy(context: TensorContext, coefficients: Coefficients) -> float:
     amplitudes, spreads = coefficients.amplitudes, coefficients.spreads
     # A sketch's noise can't make the sum smaller than nothing.
     return max(float(amplitudes @ products @ amplitudes + spreads**2 @ squares), 0.0)
-
-
-def _refuse_adapter(ref: str, manifest: Manifest) -> None:
-    if is_adapter_manifest(manifest):
-        raise Mismatch(
-            f"the base {ref} is an adapter, and no model", hint="choose another base with --base"
-        )
 
 
 def _model(store: Store, ref: str, manifest: Manifest) -> Model:

@@ -19,6 +19,7 @@ class AddReport:
     commit: CommitId
     branch: str
     is_new: bool
+    is_adapter: bool
     base: CommitId | None
     base_ref: str | None
     tensors: int
@@ -32,11 +33,44 @@ class AddReport:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """A plan, its id, and the budget as it was given."""
+    """A plan, its id, and the budget as it was given.
+
+    ``spared`` are the stored bytes of each expert's layers that the plan lists and that need not be
+    read, because earlier merges made the same of them; ``spared_base_bytes`` those of bases. With
+    ``anew`` nothing is spared, and everything is merged again.
+    ``aligned_bytes`` were read of experts just now to bring their vocabularies into one: once, and
+    beside the budget.
+    """
 
     id: PlanId
     plan: Plan
     budget: str | None
+    spared: tuple[tuple[int, ...], ...] = ()
+    spared_base_bytes: int = 0
+    anew: bool = False
+    aligned_bytes: int = 0
+
+    @property
+    def spared_bytes(self) -> int:
+        return sum(map(sum, self.spared))
+
+    @property
+    def read_bytes(self) -> int:
+        """Expert bytes that the merge will read."""
+        return self.plan.planned_bytes - self.spared_bytes
+
+    @property
+    def base_read_bytes(self) -> int:
+        return self.plan.base_bytes - self.spared_base_bytes
+
+    def layer_bytes(self, expert: int) -> tuple[int, ...]:
+        """Bytes that will be read of each layer of an expert."""
+        planned = self.plan.experts[expert].layer_bytes
+        spared = self.spared[expert] if self.spared else ()
+        return tuple(
+            nbytes - (spared[layer] if layer < len(spared) else 0)
+            for layer, nbytes in enumerate(planned)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +157,36 @@ class CheckoutReport:
     nbytes: int
     seconds: float
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KindError:
+    """How far the factors of one kind of matrix, as ``self_attn.q_proj``, are off: |delta - b a| /
+    |delta| of the median and of the worst of them."""
+
+    kind: str
+    count: int
+    median: float
+    worst: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractReport:
+    """What `extract-lora` wrote: so many matrices as factors, and tensors whole, in ``nbytes``.
+
+    ``error`` is |delta - adapter| / |delta| over the whole model, with all that is saved whole.
+    """
+
+    commit: CommitId
+    base: CommitId
+    base_ref: str
+    rank: int
+    matrices: int
+    whole: int
+    nbytes: int
+    error: float
+    kinds: tuple[KindError, ...]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from mergegit.encoding import FORMAT_VERSION, Object, decode, encode, hash_objec
 from mergegit.errors import (
     BadRecipe,
     Damaged,
+    NoBase,
     UnknownRef,
     UnusableRepository,
 )
@@ -29,6 +31,7 @@ from mergegit.repository.reports import (
     AddReport,
     CheckoutReport,
     CollectReport,
+    ExtractReport,
     MergeReport,
     PlanReport,
     RefMove,
@@ -36,7 +39,7 @@ from mergegit.repository.reports import (
     Status,
 )
 from mergegit.storage.lease import Lease
-from mergegit.storage.location import Location, create, discover
+from mergegit.storage.location import Location, create, discover, disk_bytes
 from mergegit.storage.refs import SPACES, RefUpdate, Space, check_name
 from mergegit.storage.store import DamagedBlock, Store
 from mergegit.storage.workspace import sweep
@@ -196,10 +199,6 @@ class Repository:
         for _, commit in commits:
             if commit.manifest not in sizes:
                 sizes[commit.manifest] = self._checkpoint_bytes(commit)
-        disk = 0
-        for directory, _, files in os.walk(self.store.location.root):
-            for file in files:
-                disk += os.stat(os.path.join(directory, file)).st_blocks * 512
         return Status(
             root=str(self.store.location.root),
             format=FORMAT_VERSION,
@@ -210,7 +209,7 @@ class Repository:
             objects=counts["objects"],
             packs=counts["packs"],
             checkpoint_bytes=sum(sizes.values()),
-            disk_bytes=disk,
+            disk_bytes=disk_bytes(self.store.location.root),
         )
 
     def _checkpoint_bytes(self, commit: Commit) -> int:
@@ -324,7 +323,7 @@ class Repository:
         names, where ``base`` does not say; as an expert it is the base with the adapter on it.
         """
         from mergegit.checkpoint.directory import inspect
-        from mergegit.repository.adapters import AdapterFiles
+        from mergegit.repository.adapters import AdapterOutline, tie_notes
         from mergegit.repository.adding import store_checkpoint
 
         started = time.perf_counter()
@@ -333,17 +332,25 @@ class Repository:
         shapes = {entry.name: entry.shape for entry in inspected.tensors().values()}
         notes = list(inspected.notes)
         tip = self.store.refs.read("heads", branch)
-        adapter = AdapterFiles.of(inspected)
+        adapter = AdapterOutline.of_checkpoint(inspected)
         if base is not None:
             chosen: ResolvedRef | None = resolve(self.store, base)
         elif adapter is not None:
-            chosen = lineage.infer_adapter_base(self.store, branch, adapter.config, notes)
+            if no_base:
+                raise NoBase(
+                    f"{branch} is an adapter, which is nothing without its base",
+                    hint="say which commit it was trained on with --base REF",
+                )
+            chosen = lineage.infer_adapter_base(self.store, branch, adapter.config, tip, notes)
         else:
             chosen = None if no_base else lineage.infer_base(self.store, shapes, notes)
         base_manifest = self._manifest_of(chosen.commit) if chosen else None
         if adapter is not None and base_manifest is not None:
-            adapter.check(self.store, branch, base_manifest)
+            changes = adapter.check(self.store, branch, base_manifest)
+            notes += tie_notes(self.store, branch, changes, base_manifest)
             base_manifest = None  # its tensors are none of the base's
+        elif chosen is not None and base_manifest is not None:
+            lineage.check_base(chosen.name, base_manifest)
         with self.store.transaction() as transaction:
             added = store_checkpoint(
                 self.store,
@@ -357,7 +364,8 @@ class Repository:
             for tensor, count in added.nonfinite.items():
                 notes.append(f"tensor {tensor} holds {count} elements that are NaN or infinite")
             manifest_id = transaction.write_manifest(added.manifest)
-            commit_id = lineage.same_checkpoint(self.store, manifest_id, tip)
+            adapted = chosen.commit if adapter is not None and chosen else None
+            commit_id = lineage.same_checkpoint(self.store, manifest_id, tip, adapted)
             is_new = commit_id is None or commit_id != tip
             if commit_id is not None and base is not None:
                 notes.extend(lineage.other_base(self.store, commit_id, chosen))
@@ -385,6 +393,7 @@ class Repository:
             commit=commit_id,
             branch=branch,
             is_new=is_new,
+            is_adapter=adapter is not None,
             base=parent,
             base_ref=lineage.name_of(self.store, parent) if parent else None,
             tensors=len(shapes),
@@ -409,9 +418,14 @@ class Repository:
         dtype: str | None = None,
         ignore_extra: bool = False,
         allow_nonfinite: bool = False,
+        tokenizer_source: str | None = None,
+        chat_template: str | None = None,
     ) -> Recipe:
         """A checked recipe. Keys of ``parameters`` are ``name`` or ``expert.name``; values are
         numbers, true or false, or gradients and rules as mergekit's recipes have them.
+        ``tokenizer_source`` is ``base``, ``union`` or an expert: the vocabulary that the merged
+        model gets, where the experts' differ. ``chat_template`` is ``auto``, the name of a
+        built-in template, or one in Jinja.
 
         Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.
         """
@@ -427,6 +441,8 @@ class Repository:
             dtype=dtype,
             ignore_extra=ignore_extra,
             allow_nonfinite=allow_nonfinite,
+            tokenizer_source=tokenizer_source,
+            chat_template=chat_template,
         )
 
     def recipe_of(
@@ -446,10 +462,37 @@ class Repository:
 
         known = {name: ResolvedRef(name, commit) for name, commit in (merged or {}).items()}
         for name in models_of(document):
-            if name not in known and Path(name).is_dir() and not self._is_ref(name):
-                added = self.add(name, progress=progress)
-                known[name] = ResolvedRef(added.branch, added.commit)
+            found = self._added(name, known, progress)
+            if found is not None:
+                known[name] = found
         return recipe_of_document(self.store, document, known, given)
+
+    def _added(
+        self, text: str, known: dict[str, ResolvedRef], progress: Progress
+    ) -> ResolvedRef | None:
+        """A model of a recipe that must be added first: a path, or an adapter's behind its base's
+        and a plus. None where it is another thing."""
+        if text in known or self._is_ref(text):
+            return known.get(text)
+        if Path(text).is_dir():
+            added = self.add(text, progress=progress)
+            return ResolvedRef(added.branch, added.commit)
+        for plus in (at for at, letter in enumerate(text) if letter == "+"):
+            base, adapter = text[:plus], text[plus + 1 :]
+            is_ref = self._is_ref(adapter)
+            if not is_ref and not lineage.is_adapter_directory(Path(adapter)):
+                continue
+            below = self._added(base, known, progress)
+            if below is None and not is_ref and self._is_ref(base):
+                below = ResolvedRef(base, self.resolve(base))
+            if below is None:
+                continue
+            if is_ref:
+                known[base] = below
+                return None
+            added = self.add(adapter, base=below.commit.hex(), progress=progress)
+            return ResolvedRef(added.branch, added.commit)
+        return None
 
     def _is_ref(self, text: str) -> bool:
         try:
@@ -464,19 +507,23 @@ class Repository:
         *,
         budget: str | None = None,
         keep: bool = False,
+        anew: bool = False,
         progress: Progress = _silent,
     ) -> PlanReport:
         """Plan a merge within a budget such as ``10%`` or ``2GiB``; None reads everything.
 
-        With ``keep`` the plan is stored, so that ``saved_plan`` finds it by its id. Raises
+        With ``keep`` the plan is stored, so that ``saved_plan`` finds it by its id. With ``anew``
+        what earlier merges made of the same is merged again. Raises
         ``BadBudget``, ``Mismatch`` and ``NotFinite``.
         """
         from mergegit.merge.budget import Budget
 
         parsed = Budget.parse(budget) if budget is not None else None
-        planner = self.planner(recipe, progress=progress)
+        planner, aligned_bytes = self._planner(recipe, progress)
         nbytes = parsed.bytes_of(planner.problem.raw_bytes) if parsed else None
         report = plan_report(planner.plan(nbytes), budget)
+        report = replace(report, anew=True) if anew else self._spared(report)
+        report = replace(report, aligned_bytes=aligned_bytes)
         if keep and not self.store.has_object(report.id):
             with self.store.transaction() as transaction:
                 transaction.write_plan(report.plan)
@@ -489,16 +536,35 @@ class Repository:
         return [plan_report(plan, f"{percent}%") for percent, plan in curve]
 
     def planner(self, recipe: Recipe, *, progress: Progress = _silent) -> Planner:
-        """The planner of a recipe, for plans at many budgets. Takes missing statistics first.
+        """The planner of a recipe, for plans at many budgets. Aligns vocabularies and takes missing
+        statistics first.
 
-        Raises ``Mismatch`` and ``NotFinite``.
+        Raises ``BadCheckpoint``, ``BadRecipe``, ``Mismatch`` and ``NotFinite``.
         """
+        return self._planner(recipe, progress)[0]
+
+    def _planner(self, recipe: Recipe, progress: Progress) -> tuple[Planner, int]:
+        """The planner, and the expert bytes that were read to align vocabularies for it."""
         from mergegit.merge.plan import Planner
         from mergegit.repository import planning
 
-        inputs = planning.gather(self.store, recipe)
-        self._take_statistics(inputs, progress)
-        return Planner(planning.problem_of(self.store, inputs))
+        # No ref reaches aligned tensors: they must not be collected before all is known of them.
+        held = nullcontext() if recipe.vocabulary is None else self.store.lease.shared()
+        with held:
+            inputs = self._gather(recipe, progress)
+            self._take_statistics(inputs, progress)
+            planner = Planner(planning.problem_of(self.store, inputs))
+        return planner, inputs.aligned.read_bytes if inputs.aligned else 0
+
+    def _gather(self, recipe: Recipe, progress: Progress) -> Inputs:
+        from mergegit.repository import planning
+
+        return planning.gather(
+            self.store,
+            recipe,
+            threads=self.threads,
+            progress=lambda done, total: progress("aligning vocabularies", done, total),
+        )
 
     def _take_statistics(self, inputs: Inputs, progress: Progress) -> None:
         """Take what statistics were never taken of a recipe's models."""
@@ -533,6 +599,17 @@ class Repository:
             allow_nonfinite=True,
         )
         self._take_statistics(planning.gather(self.store, recipe), progress)
+
+    def _spared(self, report: PlanReport) -> PlanReport:
+        """A plan with what of it earlier merges have done already."""
+        from mergegit.merge.recipe import Recipe
+        from mergegit.repository import merging, planning
+
+        inputs = planning.gather(self.store, Recipe.from_json(report.plan.recipe))
+        spared = merging.spared_by_memory(self.store, inputs, report.plan)
+        return replace(
+            report, spared=tuple(map(tuple, spared.experts)), spared_base_bytes=spared.bases
+        )
 
     def saved_plan(self, text: str) -> PlanReport:
         """A plan of the store by its id or a prefix of it, or by the ref of the merge that carried
@@ -579,13 +656,13 @@ class Repository:
                     f"the plan is about commit {short(commit_id)}, which is not in this repository",
                     hint="make the plan here",
                 )
-        planner = self.planner(recipe)
+        planner, aligned_bytes = self._planner(recipe, _silent)
         sizes = {len(expert.layers) for expert in plan.experts}
         if sizes == {planner.problem.tiny.size} and plan.tensors == planner.problem.tensors:
             choice = np.stack([np.frombuffer(e.layers, np.uint8) for e in plan.experts])
             now = planner.state_if_possible(choice, plan.budget_bytes)
             if now is not None and now.experts == plan.experts:
-                return report
+                return replace(self._spared(report), aligned_bytes=aligned_bytes)
         raise BadRecipe("the plan does not fit what is stored by now", hint="make the plan again")
 
     @_leased
@@ -605,8 +682,10 @@ class Repository:
         be; the repository is then as it was.
         """
         from mergegit.merge.recipe import Recipe
-        from mergegit.repository import merging, planning
+        from mergegit.repository import merging
         from mergegit.repository.manifests import merged_manifest
+        from mergegit.repository.remembering import Spared
+        from mergegit.repository.vocabularies import token_files
 
         started = time.perf_counter()
         recipe = Recipe.from_json(plan.plan.recipe)
@@ -621,8 +700,13 @@ class Repository:
         if tip is not None and lineage.is_this_merge(self.store, tip, plan.id, parents):
             sweep(self.store.location)  # where a killed run had no more than that left to do
             return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
-        inputs = planning.gather(self.store, recipe)
-        counts = merging.Counts()
+        inputs = self._gather(recipe, progress)
+        if inputs.aligned is not None:
+            plan = replace(plan, aligned_bytes=plan.aligned_bytes + inputs.aligned.read_bytes)
+        # Before anything is read: here it may turn out that no tokenizer can have the tokens.
+        vocabularies = inputs.aligned.vocabularies if inputs.aligned is not None else None
+        told = token_files(self.store, recipe, vocabularies)
+        counts, spared = merging.Counts(), Spared.none(len(recipe.experts))
         with self.store.transaction() as transaction:
             merged = merging.merge_blocks(
                 self.store,
@@ -632,16 +716,18 @@ class Repository:
                 plainly=encoding == "raw",
                 threads=self.threads,
                 counts=counts,
+                spared=spared,
+                anew=plan.anew,
                 progress=lambda done, total: progress(f"merging {name}", done, total),
             )
             read = counts.experts.total
-            if read != plan.plan.planned_bytes:
+            if read + spared.total != plan.plan.planned_bytes:
                 raise Damaged(
-                    f"the merge read {read:,} bytes of experts where its plan lists "
-                    f"{plan.plan.planned_bytes:,}",
+                    f"the merge read {read:,} bytes of experts and knew {spared.total:,}, where "
+                    f"its plan lists {plan.plan.planned_bytes:,}",
                     hint="make the plan again; if it persists, run `mergegit fsck`",
                 )
-            manifest = merged_manifest(self.store, transaction, inputs, plan.plan, merged)
+            manifest = merged_manifest(self.store, transaction, inputs, plan.plan, merged, told)
             seconds = time.perf_counter() - started
             commit_id = transaction.write_commit(
                 Commit(
@@ -655,6 +741,7 @@ class Repository:
                     execution={
                         "mergegit": VERSION,
                         "read_bytes": read,
+                        "spared_bytes": spared.total,
                         "base_read_bytes": counts.bases.total,
                         "written_bytes": transaction.block_bytes,
                         "seconds": round(seconds, 3),
@@ -758,6 +845,7 @@ class Repository:
         ref: str,
         directory: str | os.PathLike[str],
         *,
+        merged: bool = False,
         dtype: str | None = None,
         shard_size: str | int | None = None,
         progress: Progress = _silent,
@@ -766,18 +854,27 @@ class Repository:
 
         The directory appears whole or not at all. An added checkpoint comes back byte for byte,
         unless its floating tensors are to have another ``dtype`` or its shards another size, in
-        bytes or like ``5GB``; then weights beside the model are left out. Raises ``BadTarget``,
+        bytes or like ``5GB``; then weights beside the model are left out. Of an adapter,
+        ``merged`` writes the base's files with the adapter merged in. Raises ``BadTarget``,
         ``NoSpace``, ``Damaged``, ``BadRecipe``, ``Mismatch`` and ``NotFinite``.
         """
-        from mergegit.repository.checking_out import Form, check_out
+        from mergegit.repository.checking_out import Contents, Form, check_out
 
         started = time.perf_counter()
         form = Form.parse(dtype, shard_size)
         commit_id = self.resolve(ref)
+        contents: Contents = self.store
+        manifest, notes = self._manifest_of(commit_id), []
         try:
+            if merged:
+                from mergegit.repository.applying import AppliedAdapter
+
+                applied = AppliedAdapter.of(self.store, ref, commit_id)
+                contents, manifest = applied, applied.manifest
+                notes = [*applied.notes, *(f"left out: {path}" for path in applied.left_out)]
             written = check_out(
-                self.store,
-                self._manifest_of(commit_id),
+                contents,
+                manifest,
                 Path(directory),
                 form,
                 threads=self.threads,
@@ -785,9 +882,63 @@ class Repository:
             )
         except DamagedBlock as error:
             raise self._explain(error) from error
-        notes = (f"left out: {path}" for path in written.left_out)
+        notes += [f"left out: {path}" for path in written.left_out]
         return CheckoutReport(
             commit_id, written.files, written.nbytes, time.perf_counter() - started, tuple(notes)
+        )
+
+    @_leased
+    def extract_lora(
+        self,
+        expert: str,
+        directory: str | os.PathLike[str],
+        *,
+        rank: int,
+        base: str | None = None,
+        dtype: str | None = None,
+        progress: Progress = _silent,
+    ) -> ExtractReport:
+        """Write what an expert changed of its base as a LoRA adapter of a rank, as PEFT reads it.
+
+        The base is the expert's first parent, where ``base`` does not say. Every changed matrix
+        becomes two factors in ``dtype``, by default the expert's; other changed tensors are saved
+        whole. The directory must not exist or be empty, and appears whole or not at all. Raises
+        ``Mismatch``, ``NoBase``, ``BadRecipe``, ``BadCheckpoint``, ``BadTarget``, ``NotFinite``,
+        ``NoSpace`` and ``Damaged``.
+        """
+        from mergegit.repository.extracting import Models, extract
+
+        started = time.perf_counter()
+        found = resolve(self.store, expert)
+        below = resolve(self.store, base) if base else lineage.merge_base(self.store, [found])
+        known = {**self.branches(), **self.tags()}
+        base_ref = below.name if below.name in known else lineage.name_of(self.store, below.commit)
+        models = Models(
+            expert, self._manifest_of(found.commit), base_ref, self._manifest_of(below.commit)
+        )
+        try:
+            made = extract(
+                self.store,
+                models,
+                Path(directory),
+                rank=rank,
+                dtype=dtype,
+                threads=self.threads,
+                progress=functools.partial(progress, f"factoring {expert}"),
+            )
+        except DamagedBlock as error:
+            raise self._explain(error) from error
+        return ExtractReport(
+            commit=found.commit,
+            base=below.commit,
+            base_ref=base_ref,
+            rank=rank,
+            matrices=made.matrices,
+            whole=made.whole,
+            nbytes=made.nbytes,
+            error=made.error,
+            kinds=made.kinds,
+            seconds=time.perf_counter() - started,
         )
 
     def load(self, ref: str) -> dict[str, torch.Tensor]:

@@ -6,10 +6,12 @@ it again from them. Keys and values are small and of fixed form; blocks' bytes a
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +19,23 @@ from typing import Final
 
 import lmdb
 
-from mergegit.errors import NoSpace, UnusableRepository
+from mergegit.errors import UnusableRepository
 from mergegit.objects import ID_BYTES
+from mergegit.storage.location import no_space, sync_directory
 from mergegit.storage.pack import NO_ID, Compression, Encoding, Header, Kind
 
 MAP_BYTES: Final = 1 << 40
 """Address space reserved once. The file grows with its contents alone."""
 
 _FULL_BYTES: Final = 1 << 18
-"""With less free space than this, an error of LMDB is taken for a full disk: it does not tell."""
+"""With less free space than this, an error of LMDB is taken for a full disk: of a write that was
+cut short it does not tell."""
 
 CHECK_BYTES: Final = 8
 """Bytes of a payload's checksum that the catalog keeps."""
+
+MAX_RESULTS: Final = 1 << 21
+"""Results of merges that are remembered, at about 100 bytes each; with more, all are forgotten."""
 
 _PLACE = struct.Struct("<IQIIB3x8s")
 _FORM = struct.Struct("<BBBx32s")
@@ -104,16 +111,7 @@ class _Environments:
             key = (os.getpid(), os.path.realpath(path))
             known = self._open.get(key)
             if known is None:
-                environment = lmdb.open(
-                    os.fspath(path),
-                    map_size=MAP_BYTES,
-                    max_dbs=8,
-                    max_readers=512,
-                    readonly=read_only,
-                    create=not read_only,
-                    lock=True,
-                )
-                known = environment, 0
+                known = _open(path, read_only), 0
             self._open[key] = known[0], known[1] + 1
             return known[0]
 
@@ -130,6 +128,65 @@ class _Environments:
 
 
 _environments = _Environments()
+
+
+def _open(path: Path, read_only: bool) -> lmdb.Environment:
+    """Open an environment, which is made if it is not there, one process at a time.
+
+    The first process that opens an environment sets up what all share, which others wait for in
+    ``lmdb.open``. If it dies meanwhile they go on with what is not set up, and the next to write
+    takes an older state for the newest. So they wait here.
+    """
+    if not read_only and not path.exists():
+        path.mkdir(parents=True, exist_ok=True)
+    with _opening(path):
+        if not read_only:
+            _create(path)
+        return lmdb.open(
+            os.fspath(path),
+            map_size=MAP_BYTES,
+            max_dbs=8,
+            max_readers=512,
+            readonly=read_only,
+            create=not read_only,
+            lock=True,
+        )
+
+
+@contextmanager
+def _opening(path: Path) -> Iterator[None]:
+    """Holds the lock of a directory, if it is one; the kernel frees it when its holder dies."""
+    if not path.is_dir():
+        yield  # LMDB says what is wrong
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _create(path: Path) -> None:
+    """Make an empty environment, if there is none, so that it is there whole or not at all.
+
+    LMDB writes the beginning of its file in place, and would not know it again if that was cut.
+    """
+    file, fresh = path / "data.mdb", path / "data.mdb.new"
+    if file.exists() or not path.is_dir():
+        return
+    fresh.unlink(missing_ok=True)
+    lmdb.open(os.fspath(fresh), subdir=False, lock=False).close()
+    _sync_file(fresh)
+    os.rename(fresh, file)
+
+
+def _sync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class Catalog:
@@ -153,6 +210,14 @@ class Catalog:
                 self._statistics,
                 self._meta,
             ) = (self._env.open_db(name, create=not read_only) for name in names)
+            self._results = self._open_results(read_only)
+
+    def _open_results(self, read_only: bool) -> lmdb._Database | None:
+        """The table of results; a repository that was never written since there is one has none."""
+        try:
+            return self._env.open_db(b"results", create=not read_only)
+        except lmdb.NotFoundError:
+            return None
 
     def close(self) -> None:
         if not self._closed:
@@ -199,12 +264,12 @@ class Catalog:
                     f"no permission to write to {lock}, where readers mark what they read",
                     hint="ask the owner for permission, or work on a copy of the repository",
                 ) from error
+            if os.strerror(errno.EDQUOT) in str(error):  # LMDB hands on words, and no number
+                raise no_space(self._path.parent, errno.EDQUOT) from error
             status = os.statvfs(self._path.parent)
-            if status.f_bavail * status.f_frsize < _FULL_BYTES:
-                raise NoSpace(
-                    f"no space left on the disk of {self._path.parent}",
-                    hint="free some space and run the command again; nothing was changed",
-                ) from error
+            is_full = status.f_bavail * status.f_frsize < _FULL_BYTES
+            if is_full or isinstance(error, lmdb.DiskError):
+                raise no_space(self._path.parent) from error
             raise UnusableRepository(
                 f"the catalog {self._path} can't be used ({error})",
                 hint="LMDB needs a local file system with free space and a process that may "
@@ -284,6 +349,33 @@ class Catalog:
             for key in txn.cursor(self._statistics).iternext(values=False):
                 yield bytes(key[:ID_BYTES]), bytes(key[ID_BYTES:])
 
+    def results(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The ids of what merges made before, by keys of all that went into it."""
+        found: dict[bytes, bytes] = {}
+        if self._results is None:
+            return found
+        with self._read() as txn:
+            for key in keys:
+                value = txn.get(key, db=self._results)
+                if value is not None:
+                    found[key] = _bytes(value)
+        return found
+
+    def forget_results(self) -> int:
+        """Drop the results that are stored no more; returns how many there were."""
+        if self._results is None:
+            return 0
+        with self._begin(write=True) as txn:
+            stale = [
+                bytes(key)
+                for key, value in txn.cursor(self._results)
+                if txn.get(value, db=self._blocks) is None
+                and txn.get(value, db=self._objects) is None
+            ]
+            for key in stale:
+                txn.delete(key, db=self._results)
+        return len(stale)
+
     def counts(self) -> dict[str, int]:
         """Number of packs, blocks, objects and statistics."""
         with self._read() as txn:
@@ -300,13 +392,19 @@ class Catalog:
         self,
         packs: Mapping[PackFile, Iterable[tuple[Header, int]]],
         drop: Mapping[int, Iterable[Header]] | None = None,
+        results: Mapping[bytes, bytes] | None = None,
     ) -> None:
         """Enter packs with all their records, in one durable transaction.
 
         Records are headers with the offsets of their payloads. A pack that is known already keeps
         its number; forms that lost a layer to another pack become whole again. ``drop`` names packs
-        by number, with all their records, that are forgotten in the same transaction.
+        by number, with all their records, that are forgotten in the same transaction. ``results``
+        are ids of what a merge made, by keys of what went into it.
         """
+        if packs and not self.counts()["packs"]:
+            # From here on the file is worth something: so must be its name.
+            sync_directory(self._path)
+            sync_directory(self._path.parent)
         with self._begin(write=True) as txn:
             layers: dict[tuple[bytes, bytes, Encoding], list[tuple[Header, Place]]] = {}
             for pack, records in packs.items():
@@ -328,6 +426,11 @@ class Catalog:
                 self._enter_layers(txn, block, base, encoding, places, set(drop or ()))
             for number, headers in (drop or {}).items():
                 self._drop_pack(txn, number, headers)
+            if results and self._results is not None:
+                if txn.stat(self._results)["entries"] + len(results) > MAX_RESULTS:
+                    txn.drop(self._results, delete=False)
+                for key, value in results.items():
+                    txn.put(key, value, db=self._results)
 
     def _drop_pack(self, txn: lmdb.Transaction, number: int, headers: Iterable[Header]) -> None:
         """Forget a pack: what lies in it, and every form that has a layer in it."""

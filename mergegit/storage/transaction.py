@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from mergegit.dtypes import DTYPES
 from mergegit.encoding import Object, encode, hash_object
-from mergegit.errors import NoSpace
 from mergegit.objects import (
     BlockId,
     Commit,
@@ -25,7 +24,7 @@ from mergegit.objects import (
     TensorId,
 )
 from mergegit.storage.catalog import PackFile
-from mergegit.storage.location import sync_directory
+from mergegit.storage.location import no_space, sync_directory
 from mergegit.storage.pack import NO_ID, Encoding, Header, Kind, PackWriter, checksum
 from mergegit.storage.prepared import PreparedBlock, raw_block
 from mergegit.storage.reader import compress
@@ -64,6 +63,7 @@ class Transaction:
         self._new_blocks: set[bytes] = set()
         self._new_raw: set[bytes] = set()
         self._new_objects: set[bytes] = set()
+        self._results: dict[bytes, bytes] = {}
         self.block_bytes = 0
         """Stored bytes of the blocks that were new."""
 
@@ -81,10 +81,7 @@ class Transaction:
                 pack.writer.close()
             self._workspace.remove()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(
-                f"no space left on the disk of {self._store.location.root}",
-                hint="free some space and run the command again; nothing was changed",
-            ) from error
+            raise no_space(self._store.location.root, error.errno) from error
 
     def write_block(self, prepared: PreparedBlock) -> bool:
         """Write a prepared block, unless it is stored or written already. Returns whether it was
@@ -155,6 +152,10 @@ class Transaction:
             self._new_objects.add(pair)
             self._append_object(Kind.STATISTICS, tensor, payload, base)
 
+    def remember(self, key: bytes, result: bytes) -> None:
+        """Remember the id of what was made of all that ``key`` is a hash of."""
+        self._results[key] = result
+
     def copy_record(self, header: Header, payload: bytes) -> None:
         """Copy a record out of a pack that will be dropped."""
         role = "raw" if header.encoding is Encoding.RAW else f"layer-{header.layer}"
@@ -188,10 +189,10 @@ class Transaction:
         files = {number: self._store.catalog.pack(number) for number in drop or ()}
         # A pack that was written just now, because it had been there with the same records, stays.
         leaving = {n: h for n, h in (drop or {}).items() if files[n] not in additions}
-        if additions or leaving:
-            self._store.catalog.enter(additions, leaving)
+        if additions or leaving or self._results:
+            self._store.catalog.enter(additions, leaving, self._results)
         if update is not None:
-            self._store.refs.update(update)
+            self._store.refs.update(update, has_looked=True)
         for number in leaving if remove else ():
             file = files[number]
             if file is not None:

@@ -195,10 +195,20 @@ def test_the_mean_of_those_that_have_it_fills_what_the_base_lacks() -> None:
     assert alignment.fills[4] == row(2, 1)
 
 
-def test_a_base_that_is_not_merged_fills_only_what_no_other_has() -> None:
-    experts = models(BASE, vocabulary("a", "b"), vocabulary("b", "a"), vocabulary("b"))
+def test_where_no_base_is_named_the_mean_fills_what_a_model_lacks() -> None:
+    experts = models(BASE, vocabulary("b", "a"), vocabulary("b"))
     alignment = align(experts, base=0, source="base", base_fills=False)
-    assert alignment.fills == {0: Fill("mean", ((1, 0), (2, 1))), 2: row(0, 2)}
+    assert alignment.fills == {0: Fill("mean", ((0, 0), (1, 1))), 2: row(0, 2)}
+
+
+def test_a_model_aside_gives_neither_tokens_nor_rows() -> None:
+    merged = models(CODE, vocabulary("a", "b"), vocabulary("b", "<new>"), rows=(9, 2, 2))
+    alignment = align(merged, base=1, source="union", aside=0)
+    assert alignment.tokens == {"a": 0, "b": 1, "<new>": 2}
+    assert gathered(alignment) == [[LACKS, 2, LACKS], [0, 1, LACKS], [LACKS, 0, 1]]
+    assert alignment.fills == {0: row(1, 0), 2: row(2, 1)}
+    with pytest.raises(BadRecipe, match="<fim>"):
+        align(merged, base=1, source="union", aside=0, tokens={"<fim>": TokenOption()})
 
 
 def test_the_recipe_names_the_source_of_a_row() -> None:

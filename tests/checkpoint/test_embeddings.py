@@ -12,7 +12,13 @@ import pytest
 
 from mergegit.checkpoint import embeddings
 from mergegit.checkpoint.alignment import LACKS, Alignment, Rows, TokenOption, TokenRow, align
-from mergegit.checkpoint.embeddings import Bytes, embedding_names, gather_rows
+from mergegit.checkpoint.embeddings import (
+    Bytes,
+    embedding_names,
+    gather_rows,
+    is_head,
+    mean_of_tokens,
+)
 from mergegit.dtypes import DTYPES
 from mergegit.errors import Mismatch
 from mergegit.kernels.floats import from_float32, to_float32
@@ -103,6 +109,13 @@ def test_what_stays_open_is_refused(shapes: dict[str, tuple[int, ...]], words: l
     with pytest.raises(Mismatch) as caught:
         embedding_names(shapes, {"vocab_size": V}, "math")
     assert all(word in caught.value.message for word in words)
+
+
+def test_heads_are_told_from_embeddings() -> None:
+    heads = ("lm_head.weight", "cls.predictions.decoder.bias", "output.weight", "embed_out.weight")
+    inputs = ("model.embed_tokens.weight", "transformer.wte.weight", "emb.weight", "shared.weight")
+    assert all(map(is_head, heads))
+    assert not any(map(is_head, inputs))
 
 
 # -- their rows -----------------------------------------------------------------------------------
@@ -268,6 +281,21 @@ def test_padding_reads_the_base_in_runs(monkeypatch: pytest.MonkeyPatch) -> None
     got = models.gather(alignment, 0, 3, 4).view(np.float32)
     assert models.reads == [(0, [0, 1]), (0, [2])]
     np.testing.assert_allclose(got[0], models.values(0).mean(axis=0), rtol=1e-6)
+
+
+def test_padding_that_is_given_is_not_read_again() -> None:
+    alignment = align([("base", BASE, 3)], base=0, source="base", pad_to_multiple_of=4)
+    models = Models.random((3,), ("F32",))
+    mean = mean_of_tokens(
+        alignment, elements=WIDTH, dtypes=models.dtypes, read_rows=models.read_rows
+    )
+    models.reads.clear()
+    got = gather_rows(
+        alignment, 0, 3, 4, elements=WIDTH, dtypes=models.dtypes, read_rows=models.read_rows,
+        centre=mean,
+    )  # fmt: skip
+    assert models.reads == []
+    assert got.tobytes() == models.gather(alignment, 0, 3, 4).tobytes() == mean.tobytes()
 
 
 def test_a_bias_has_rows_of_one_element() -> None:

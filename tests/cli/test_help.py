@@ -14,7 +14,7 @@ from mergegit.cli.main import _SUMMARIES
 from tests.cli.conftest import CommandLine
 
 COMMANDS = sorted(
-    path.name.removesuffix("_command.py")
+    path.name.removesuffix("_command.py").replace("_", "-")
     for path in Path(mergegit.cli.__file__).parent.glob("*_command.py")
 )
 

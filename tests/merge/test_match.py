@@ -85,7 +85,7 @@ def test_another_shape_is_refused_with_both_shapes(other: tuple[int, ...]) -> No
 def test_a_longer_vocabulary_gets_a_hint_of_its_own() -> None:
     with pytest.raises(Mismatch) as error:
         matched({"embed": tensor(shape=(4, 3))}, {"embed": tensor(shape=(5, 3))})
-    assert "vocabularies" in error.value.hint
+    assert "vocabulary" in error.value.hint
     with pytest.raises(Mismatch) as error:
         matched({"embed": tensor(shape=(4, 3))}, {"embed": tensor(shape=(4, 2))})
     assert "--base" in error.value.hint
@@ -143,3 +143,37 @@ def test_an_extra_tensor_of_several_experts_names_them_all() -> None:
 def test_scalars_and_empty_tensors_are_matched_like_others() -> None:
     shapes = {"scalar": tensor(shape=()), "empty": tensor(shape=(0, 3))}
     assert matched(shapes, shapes).merged == ("empty", "scalar")
+
+
+def test_only_those_who_take_part_in_a_tensor_are_asked_for_it() -> None:
+    """Slices merge other experts into each layer; the others lack it and count for nothing."""
+    both = {"a": tensor(contents=1), "b": tensor(contents=1)}
+    models = [model("expert0", {"a": both["a"]}), model("expert1", both)]
+    base = model("base", {"a": tensor(), "b": tensor()})
+    parts = {"a": (0, 1), "b": (1,)}
+    found = match(base, models, ignore_extra=False, participants=parts.__getitem__)
+    assert found == Matching(("a", "b"), {})
+
+
+def test_a_shape_of_who_does_not_take_part_plays_no_part() -> None:
+    base = model("base", {"a": tensor()})
+    models = [model("expert0", {"a": tensor(shape=(9, 9))}), model("expert1", {"a": tensor()})]
+    assert match(base, models, ignore_extra=False, participants=lambda _: (1,)).merged == ("a",)
+    with pytest.raises(Mismatch):
+        match(base, models, ignore_extra=False, participants=lambda _: (0, 1))
+
+
+def test_a_tensor_of_the_base_alone_is_merged_where_dtypes_change() -> None:
+    base = model("base", {"a": tensor(), "b": tensor(), "n": tensor("I64")})
+    found = match(base, [model("expert0", {"a": tensor()})], ignore_extra=False, converts=True)
+    assert found.merged == ("a", "b")
+    assert found.kept == {
+        "b": "no expert has it: the base's",
+        "n": "I64 can't be merged: the base's",
+    }
+
+
+def test_a_tensor_has_the_name_that_its_model_gives_it() -> None:
+    moved = Model("expert", {}, {}, own_names={"layers.4.w": "layers.1.w"})
+    assert moved.own_name("layers.4.w") == "layers.1.w"
+    assert moved.own_name("norm.w") == "norm.w"

@@ -182,6 +182,7 @@ def test_mergegits_own_keys() -> None:
     assert (plain.seed, plain.ignore_extra, plain.allow_nonfinite) == (None, False, False)
     given_ = read(MODELS + "seed: -7\nignore_extra: true\nallow_nonfinite: true\n")
     assert (given_.seed, given_.ignore_extra, given_.allow_nonfinite) == (-7, True, True)
+    assert (plain.reference, read(MODELS + "reference: a@1").reference) == (None, "a@1")
     assert read(MODELS + "seed: 0\nignore_extra: false\n").seed == 0
 
 
@@ -195,7 +196,7 @@ def test_a_chat_template_is_kept_as_it_is() -> None:
 def test_keys_without_a_value_are_not_given() -> None:
     optional = (
         "name", "base_model", "slices", "modules", "parameters", "dtype", "out_dtype", "tokenizer",
-        "chat_template", "seed", "ignore_extra", "allow_nonfinite",
+        "chat_template", "seed", "ignore_extra", "allow_nonfinite", "reference",
     )  # fmt: skip
     nothing = "".join(f"{key}:\n" for key in optional)
     assert read(f"{MODELS}{nothing}tokenizer_source: ~\n") == read(MODELS)
@@ -626,6 +627,7 @@ def documents(draw: st.DrawFn) -> Document:
         seed=draw(st.none() | st.integers()),
         ignore_extra=draw(st.booleans()),
         allow_nonfinite=draw(st.booleans()),
+        reference=draw(st.none() | models),
     )
 
 

@@ -10,9 +10,9 @@ import pytest
 from mergegit.encoding import canonical_json
 from mergegit.errors import BadRecipe
 from mergegit.merge.methods import METHODS
-from mergegit.merge.recipe import Recipe, Settings, make_recipe
+from mergegit.merge.recipe import Recipe, Settings, Slice, Source, make_recipe, resolved
 from mergegit.merge.settings import Setting
-from tests.merge.examples import EXAMPLE, experts_for, needed_parameters
+from tests.merge.examples import experts_for, needed_parameters
 from tests.merge.tensors import commit_id
 
 
@@ -41,6 +41,32 @@ def settings(given: Mapping[str, object]) -> Settings:
     return {name: Setting.parse(value, name) for name, value in given.items()}
 
 
+def sliced(
+    *slices: Slice,
+    method: str = "ties",
+    parameters: Mapping[str, object] | None = None,
+    experts: int = 2,
+    **rest: Any,
+) -> Recipe:
+    return make_recipe(
+        method_name=method,
+        base=("base", commit_id(0)),
+        experts=[(f"expert{place}", commit_id(place + 1)) for place in range(experts)],
+        parameters=settings(parameters or {}),
+        expert_parameters=[{} for _ in range(experts)],
+        slices=slices,
+        **rest,
+    )
+
+
+def source(expert: int, first: int, end: int, **parameters: object) -> Source:
+    return Source(expert, (first, end), settings(parameters))
+
+
+def a_slice(*sources: Source, base: tuple[int, int] = (0, 2), **parameters: object) -> Slice:
+    return Slice(sources, base, settings(parameters))
+
+
 def values(given: Settings) -> dict[str, object]:
     return {name: value.to_json() for name, value in given.items()}
 
@@ -49,7 +75,7 @@ def values(given: Settings) -> dict[str, object]:
 def test_every_parameter_has_a_value(name: str) -> None:
     recipe = make(name)
     for parameter in METHODS[name].parameters:
-        expected = EXAMPLE if parameter.default is None else parameter.default
+        expected = needed_parameters(name).get(parameter.name, parameter.default)
         if parameter.per_expert:
             assert [values(e.parameters)[parameter.name] for e in recipe.experts] == [
                 expected
@@ -132,8 +158,162 @@ def test_a_method_is_a_method_whatever_the_integers_of_its_parameters() -> None:
     assert make(parameters={"weight": 1}) == make(parameters={"weight": 1.0})
 
 
+def test_parameters_of_a_source_go_before_its_slices_and_these_before_the_recipes() -> None:
+    recipe = sliced(
+        a_slice(
+            source(0, 0, 2, weight=[{"filter": "mlp", "value": 0.1}]),
+            source(1, 0, 2, weight=5),
+            weight=[{"filter": "attn", "value": 0.2}],
+            normalize=False,
+        ),
+        a_slice(source(1, 2, 4)),
+        parameters={"weight": 0.3, "density": 0.4, "lambda": [0, 1]},
+    )
+    first, second = recipe.slices
+    weight = first.sources[0].parameters["weight"]
+    assert [weight.at(name, 0.0) for name in ("x.mlp.w", "x.attn.w", "norm")] == [0.1, 0.2, 0.3]
+    assert values(first.sources[1].parameters) == {"weight": 5.0, "density": 0.4}
+    assert values(second.sources[0].parameters) == {"weight": 0.3, "density": 0.4}
+    assert values(first.parameters)["normalize"] is False
+    assert values(second.parameters)["normalize"] is True
+    assert values(second.parameters)["lambda"] == [0.0, 1.0]
+
+
+def test_of_slices_every_parameter_stands_with_them_and_none_outside() -> None:
+    recipe = sliced(a_slice(source(0, 0, 2), source(1, 0, 2)), parameters={"density": 0.5})
+    assert recipe.parameters == {}
+    assert [expert.parameters for expert in recipe.experts] == [{}, {}]
+    (part,) = recipe.slices
+    for parameter in METHODS["ties"].parameters:
+        own = [parameter.name in source.parameters for source in part.sources]
+        assert own == [parameter.per_expert] * 2
+        assert (parameter.name in part.parameters) is not parameter.per_expert
+
+
+def test_parts_are_the_slices_or_the_whole() -> None:
+    whole = make(own=[{"weight": 2}, {}])
+    ((experts, own, shared),) = whole.parts()
+    assert experts == (0, 1)
+    assert [values(given)["weight"] for given in own] == [2.0, 1.0]
+    assert shared == whole.parameters
+    recipe = sliced(
+        a_slice(source(1, 0, 2, weight=3), source(0, 0, 2)),
+        a_slice(source(1, 2, 4), **{"lambda": 2}),
+    )
+    (first, own, _), (second, _, shared) = recipe.parts()
+    assert (first, second) == ((1, 0), (1,))
+    assert values(own[0])["weight"] == 3.0
+    assert values(shared)["lambda"] == 2.0
+
+
+def test_a_slice_has_sources_of_one_length() -> None:
+    with pytest.raises(BadRecipe, match=r"takes 2 layers of expert0 and 3 of expert1"):
+        sliced(a_slice(source(0, 0, 2), source(1, 1, 4)))
+
+
+@pytest.mark.parametrize("layers", [(0, 0), (2, 2), (3, 1), (-1, 1)])
+def test_layers_that_are_no_range_are_refused(layers: tuple[int, int]) -> None:
+    with pytest.raises(BadRecipe, match=r"layers \[-?\d, \d\] of expert1 are no range"):
+        sliced(a_slice(source(0, 0, 2), source(1, *layers)))
+    with pytest.raises(BadRecipe, match="are no range"):
+        sliced(a_slice(source(0, 0, layers[1] - layers[0]), base=layers))
+
+
+def test_the_bases_layers_are_as_many_as_the_sources() -> None:
+    with pytest.raises(BadRecipe, match="takes 2 layers of expert0 and 3 of the base"):
+        sliced(a_slice(source(0, 0, 2), base=(0, 3)))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"densty": 0.5}, "no parameter 'densty'"),
+        ({"density": 2}, r"expert0\.density is 2; it must be"),
+        ({"lambda": 2}, r"expert0\.lambda: an expert can't have a lambda of its own"),
+    ],
+)
+def test_a_bad_parameter_of_a_source_is_refused(
+    parameters: dict[str, object], message: str
+) -> None:
+    with pytest.raises(BadRecipe, match=message):
+        sliced(a_slice(source(0, 0, 2, **parameters)))
+
+
+def test_a_gradient_over_a_switch_is_refused() -> None:
+    with pytest.raises(BadRecipe, match=r"normalize is 0\.0, not true or false"):
+        make(parameters={"normalize": [0, 1]})
+    with pytest.raises(BadRecipe, match=r"normalize\[0\] is true, not a number"):
+        make(parameters={"normalize": [True, False]})
+
+
+def test_every_point_of_a_gradient_must_be_a_value() -> None:
+    with pytest.raises(BadRecipe, match=r"expert0\.density is 1\.5; it must be"):
+        make(own=[{"density": [0, 1.5, 0.5]}, {}])
+    with pytest.raises(BadRecipe, match=r"lambda is 'x', not a number"):
+        make(parameters={"lambda": [{"filter": "mlp", "value": "x"}, {"value": 1}]})
+
+
+def test_a_slice_merges_as_many_models_as_the_method_does() -> None:
+    with pytest.raises(BadRecipe, match="slerp merges 2 models, and 1 are named: expert1"):
+        sliced(
+            a_slice(source(0, 0, 2), source(1, 0, 2)), a_slice(source(1, 2, 4)), method="slerp",
+            parameters={"t": 0.5},
+        )  # fmt: skip
+
+
+def test_what_a_method_must_be_told_may_be_told_by_every_slice() -> None:
+    halves = [a_slice(source(0, n, n + 2), source(1, n, n + 2), t=n / 4) for n in (0, 2)]
+    recipe = sliced(*halves, method="slerp")
+    assert [values(part.parameters) for part in recipe.slices] == [{"t": 0.0}, {"t": 0.5}]
+    with pytest.raises(BadRecipe, match="t is not given, and slerp needs it"):
+        sliced(halves[0], a_slice(source(0, 2, 4), source(1, 2, 4)), method="slerp")
+    only_mlp = a_slice(source(0, 2, 4), source(1, 2, 4), t=[{"filter": "mlp", "value": 1}])
+    with pytest.raises(BadRecipe, match="t has no value for some tensors, and slerp needs it"):
+        sliced(halves[0], only_mlp, method="slerp")
+    assert sliced(halves[0], only_mlp, method="slerp", parameters={"t": 0.5})
+
+
+def test_an_expert_has_no_parameters_outside_the_slices() -> None:
+    with pytest.raises(BadRecipe, match="an expert has parameters outside the slices"):
+        make(own=[{"weight": 1}, {}], slices=[a_slice(source(0, 0, 2))])
+
+
+@pytest.mark.parametrize("files_from", [-1, 2, 7])
+def test_files_come_from_an_expert_that_there_is(files_from: int) -> None:
+    assert [make(files_from=place).files_from for place in (None, 0, 1)] == [None, 0, 1]
+    with pytest.raises(BadRecipe, match=f"files come from expert {files_from}, and there are 2"):
+        make(files_from=files_from)
+
+
+def test_a_parent_that_comes_twice_is_named_once() -> None:
+    recipe = make_recipe(
+        method_name="linear",
+        base=("base", commit_id(0)),
+        experts=[("a", commit_id(1)), ("base", commit_id(0)), ("a", commit_id(1))],
+        parameters={},
+        expert_parameters=[{}, {}, {}],
+    )
+    assert recipe.parents == (commit_id(0), commit_id(1))
+
+
+def test_parameters_are_resolved_by_name_and_position() -> None:
+    given = settings({"weight": [{"filter": "mlp", "value": [0, 2]}, {"value": 5}], "density": 0.5})
+    assert resolved(given, "layers.3.mlp.w", 0.25) == {"weight": 0.5, "density": 0.5}
+    assert resolved(given, "norm", 0.25) == {"weight": 5.0, "density": 0.5}
+
+
 RECIPES: dict[str, Recipe] = {
     **{name: make(name) for name in METHODS},
+    "sliced": sliced(
+        a_slice(
+            source(0, 0, 2, weight=[0, 1], density=[{"filter": "mlp", "value": [0.1, 0.9]}]),
+            source(1, 7, 9),
+        ),
+        a_slice(source(1, 2, 4), base=(4, 6), normalize=False),
+        files_from=1,
+        given="# mine\nmerge_method: ties\n",
+    ),
+    "copied": sliced(a_slice(source(0, 0, 2, scale=0.5)), method="passthrough", experts=1),
     "everything": make(
         parameters={"density": 0.25, "normalize": False, "lambda": 0.3, "rescale": True},
         own=[{"weight": -0.1}, {"weight": 1e-9, "density": 1.0}],
@@ -203,6 +383,51 @@ def _expert_with(key: str, value_: Any) -> Callable[[dict[str, Any]], None]:
 )
 def test_a_recipe_that_is_none_is_refused(change: Callable[[dict[str, Any]], None]) -> None:
     value = copy.deepcopy(RECIPES["ties"].to_json())
+    change(value)
+    with pytest.raises(BadRecipe):
+        Recipe.from_json(value)
+
+
+def _slice_with(key: str, value_: Any) -> Callable[[dict[str, Any]], None]:
+    def change(value: dict[str, Any]) -> None:
+        value["slices"][0][key] = value_
+
+    return change
+
+
+def _source_with(key: str, value_: Any) -> Callable[[dict[str, Any]], None]:
+    def change(value: dict[str, Any]) -> None:
+        value["slices"][0]["sources"][0][key] = value_
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _with("slices", 5),
+        _with("slices", [5]),
+        _with("slices", [{}]),
+        _with("files_from", "expert1"),
+        _with("files_from", 9),
+        _slice_with("sources", []),
+        _slice_with("sources", None),
+        _slice_with("base_layers", [0]),
+        _slice_with("base_layers", [0, 1.5]),
+        _slice_with("base_layers", [0, True]),
+        _slice_with("base_layers", [0, 5]),
+        _slice_with("parameters", {"density": 0.5, "unheard": 1}),
+        _source_with("expert", 2),
+        _source_with("expert", -1),
+        _source_with("expert", "expert0"),
+        _source_with("expert", True),
+        _source_with("layers", [2, 0]),
+        _source_with("layers", "02"),
+        _source_with("parameters", {"lambda": 1}),
+    ],
+)
+def test_slices_that_are_none_are_refused(change: Callable[[dict[str, Any]], None]) -> None:
+    value = copy.deepcopy(RECIPES["sliced"].to_json())
     change(value)
     with pytest.raises(BadRecipe):
         Recipe.from_json(value)

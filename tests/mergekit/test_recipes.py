@@ -337,9 +337,6 @@ CASES: dict[str, Case] = {
         slices:
           - sources:
               - model: base
-                layer_range: [0, 1]
-          - sources:
-              - model: base
                 layer_range: [1, 3]
               - model: math
                 layer_range: [1, 3]
@@ -347,6 +344,9 @@ CASES: dict[str, Case] = {
               - model: code
                 layer_range: [2, 4]
             parameters: {weight: 0.5}
+          - sources:
+              - model: base
+                layer_range: [0, 1]
           - sources:
               - model: code
                 layer_range: [3, 4]

@@ -135,11 +135,13 @@ CASES = {
 }
 
 
-def run(driver: Path, *arguments: object, given: str = "") -> str:
+def run(driver: Path, *arguments: object, given: str = "", cwd: Path | None = None) -> str:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     assert PYTHON is not None
     command = [PYTHON, str(driver), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, input=given, capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=environment, input=given, capture_output=True, text=True, cwd=cwd
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 

@@ -3,10 +3,12 @@
     python vocabulary_driver.py make ROOT
     python vocabulary_driver.py encode < REQUEST
     python vocabulary_driver.py load DIRECTORY
+    python vocabulary_driver.py generate TEXT DIRECTORY...
 
 Executed by an interpreter that has transformers; imports nothing of mergegit. ``encode`` takes
 ``{"directories": [...], "texts": [...]}`` and gives for each directory its vocabulary and each
-text's ids and tokens, as JSON; ``load`` says what became of a model's weights.
+text's ids and tokens, as JSON; ``load`` says what became of a model's weights, and ``generate``
+for each directory besides, how its model goes on after a text.
 """
 
 from __future__ import annotations
@@ -155,9 +157,26 @@ def load(directory: str) -> dict[str, object]:
     }
 
 
+def generate(text: str, directory: str) -> dict[str, object]:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model, report = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    given = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    out = model.generate(given["input_ids"], max_new_tokens=8, do_sample=False, eos_token_id=None)
+    return {
+        "wrong": [str(key) for keys in report.values() for key in keys],
+        "rows": model.get_input_embeddings().num_embeddings,
+        "tied": bool(model.config.tie_word_embeddings),
+        "tokens": tokenizer.convert_ids_to_tokens(given["input_ids"][0]),
+        "ids": out[0].tolist(),
+        "text": tokenizer.decode(out[0]),
+    }
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "make":
         make(Path(sys.argv[2]))
+    elif sys.argv[1] == "generate":
+        json.dump([generate(sys.argv[2], directory) for directory in sys.argv[3:]], sys.stdout)
     elif sys.argv[1] == "load":
         json.dump(load(sys.argv[2]), sys.stdout)
     else:

@@ -55,12 +55,15 @@ def plan(
     repository: Repository, experts: Sequence[str] = EXPERTS, *, budget: str | None = None,
     **recipe: Any,
 ) -> PlanReport:  # fmt: skip
-    """A plan of as many of the experts as the method merges, with what it must be told."""
+    """A plan of as many of the experts as the method merges, with what it must be told.
+
+    Nothing is taken from memory: what is merged is read.
+    """
     method = recipe.get("method", "task_arithmetic")
     if method in METHODS:
         experts = experts_for(method, experts)
         recipe["parameters"] = {**needed_parameters(method), **recipe.get("parameters", {})}
-    return repository.plan(repository.recipe(experts, **recipe), budget=budget)
+    return repository.plan(repository.recipe(experts, **recipe), budget=budget, anew=True)
 
 
 def merge(

@@ -84,6 +84,7 @@ BREADCRUMBS: Final = Method(
     _breadcrumbs,
     needs=Needs.STATISTICS,
     trims=True,
+    flips=0.4,
 )
 
 BREADCRUMBS_TIES: Final = Method(
@@ -94,4 +95,5 @@ BREADCRUMBS_TIES: Final = Method(
     _breadcrumbs_ties,
     needs=Needs.STATISTICS,
     trims=True,
+    flips=0.7,
 )

@@ -53,4 +53,6 @@ CONSENSUS: Final = Method(
     (WEIGHT, _SHARE, _AGREE, *DEPTH_SCALED),
     _consensus,
     models=(2, None),
+    trims=True,
+    flips=1.5,
 )

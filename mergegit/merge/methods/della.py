@@ -139,6 +139,7 @@ DELLA: Final = Method(
     (WEIGHT, _DENSITY, _EPSILON, normalize(True), *DEPTH_SCALED, _RESCALE),
     _della_elect,
     needs=Needs.ROWS,
+    flips=0.8,
 )
 
 DELLA_LINEAR: Final = Method(
@@ -148,4 +149,5 @@ DELLA_LINEAR: Final = Method(
     (WEIGHT, _DENSITY, _EPSILON, normalize(False), *DEPTH_SCALED, _RESCALE),
     _della_linear,
     needs=Needs.ROWS,
+    flips=0.2,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,6 +22,7 @@ from mergegit.merge.method import (
     Parameter,
     TensorContext,
     factor,
+    floats,
     weighted,
 )
 from mergegit.statistics import BINS, Histogram
@@ -98,12 +100,40 @@ def _sce(context: TensorContext) -> Banded:
     if math.isinf(threshold):
         weights = np.zeros_like(weights)
     scale = factor(context)
-    nearest = replace(weighted(weights.tolist(), factor=scale), elect=True)
+    nearest = replace(weighted(_shares(weights), factor=scale), elect=True)
 
     def apply(band: Band) -> Floats:
-        return fuse_agreeing(band.base, band.deltas, nearest.weights, threshold, scale)
+        return fuse_agreeing(band.base, band.deltas, floats(weights.tolist()), threshold, scale)
 
     return Banded(apply, nearest)
+
+
+_SAMPLE: Final = 1 << 14
+
+
+def _shares(weights: Doubles) -> list[float]:
+    """What each expert's errors count for in planning: the root of its mean part in the divisor.
+
+    Not its weight: where an expert alone has the elected sign, it counts whole, however small its
+    weight is. The mean is over deltas drawn from normal distributions of such energies. Errors that
+    turn an election count more than the square of the part says: plans by the mean part were nearer
+    to the full merge.
+    """
+    deltas = np.sqrt(weights)[:, None] * _normals(weights.size)
+    counted = weights[:, None] * (deltas * deltas.sum(axis=0) > 0)
+    divisor = counted.sum(axis=0)
+    through = counted / np.where(divisor > 0, divisor, 1.0)
+    shares: list[float] = np.sqrt(through.mean(axis=1)).tolist()
+    return shares
+
+
+@functools.cache
+def _normals(count: int) -> Doubles:
+    """The same standard normal numbers always, (count, _SAMPLE)."""
+    raw = np.random.PCG64(0).random_raw(2 * count * _SAMPLE)
+    one, other = ((raw >> np.uint64(11)) + 0.5).reshape(2, count, _SAMPLE) * 2.0**-53
+    normals: Doubles = np.sqrt(-2.0 * np.log(one)) * np.cos(2.0 * np.pi * other)
+    return normals
 
 
 SCE: Final = Method(
@@ -114,4 +144,5 @@ SCE: Final = Method(
     _sce,
     needs=Needs.SURVEY,
     survey=_survey,
+    flips=0.9,
 )

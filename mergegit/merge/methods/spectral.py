@@ -6,7 +6,7 @@ from typing import Final
 
 from mergegit.kernels.floats import Floats
 from mergegit.merge.method import DEPTH_SCALED, WEIGHT, Method, Needs, Rule, TensorContext
-from mergegit.merge.methods.matrices import Moved, by_matrix, is_matrix, mean
+from mergegit.merge.methods.by_matrix import Moved, by_matrix, is_matrix, mean
 
 
 def _tsv(context: TensorContext) -> Rule:
@@ -32,12 +32,12 @@ def _tsv(context: TensorContext) -> Rule:
     )
     share = max(min(context.shape[-2:]) // max(moving, 1), 1)
 
-    def merge(moved: Moved) -> Floats:
+    def merge(moved: Moved, threads: int) -> Floats:
         if moving == 1:
             return moved.deltas[0] * moved.weights[0]
-        from mergegit.kernels.matrices import apart
+        from mergegit.merge.matrices import apart
 
-        return apart(moved.deltas, moved.weights, share)
+        return apart(moved.deltas, moved.weights, share, threads)
 
     return by_matrix(context, merge)
 
@@ -58,10 +58,10 @@ def _iso_c(context: TensorContext) -> Rule:
     if not is_matrix(context):
         return mean(context)
 
-    def merge(moved: Moved) -> Floats:
-        from mergegit.kernels.matrices import common_isotropic
+    def merge(moved: Moved, threads: int) -> Floats:
+        from mergegit.merge.matrices import common_isotropic
 
-        return common_isotropic(moved.deltas, moved.weights)
+        return common_isotropic(moved.deltas, moved.weights, threads)
 
     return by_matrix(context, merge)
 

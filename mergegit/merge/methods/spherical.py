@@ -34,11 +34,12 @@ from mergegit.merge.surveys import ColumnGram, Gram, RowGram
 _NEARLY_PARALLEL: Final = 0.9995
 """Slerp goes along the chord where the cosine is beyond this, either way."""
 
-_SMALLEST_SINE: Final = 1e-8
-"""Nuslerp goes along the chord where the angle's sine is no more than this."""
+_SMALLEST_SINE: Final = 2.0**-12
+"""Nuslerp goes along the chord where the angle's sine is no more than this: float32 can't tell its
+cosine from one, or arc from chord, and between opposite vectors there is no shortest arc."""
 
 _LEAST_LENGTH: Final = 1e-7
-"""Shortest mean of unit vectors whose direction means something, in float64."""
+"""Sums of unit vectors that are shorter than this are rounding errors of float64."""
 
 _PART: Final = Parameter("weight", 1.0, "the model's part in the average", per_expert=True)
 _DELTAS: Final = Parameter("deltas", False, "average deltas from the base instead of whole models")
@@ -261,7 +262,7 @@ def _karcher_mean(shares: Doubles, apart: Doubles, steps: int, tolerance: float)
         squares = np.clip(squares, 0.0, 4.0)
         angles = 2.0 * np.arcsin(np.sqrt(squares) / 2.0)
         sines = np.sqrt(squares * (1.0 - squares / 4.0))
-        draws = (angles >= tolerance) & (sines > _SMALLEST_SINE)
+        draws = (angles >= tolerance) & (sines > _LEAST_LENGTH)
         pulls = np.where(draws, shares * angles / np.where(draws, sines, 1.0), 0.0)
         tangent = pulls - float(pulls @ (1.0 - squares / 2.0)) * mean
         step = _unit_length(tangent, apart)

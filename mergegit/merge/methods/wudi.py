@@ -14,7 +14,7 @@ from mergegit.merge.method import (
     Rule,
     TensorContext,
 )
-from mergegit.merge.methods.matrices import Moved, by_matrix, is_matrix, mean
+from mergegit.merge.methods.by_matrix import Moved, by_matrix, is_matrix, mean
 
 _RIDGE: Final = Parameter(
     "ridge", 0.1, "how strongly small directions are shrunk, beside the mean one", low=1e-6
@@ -46,11 +46,11 @@ def _wudi(context: TensorContext) -> Rule:
     ridge = context.number("ridge")
     turned = bool(context.parameters["inputs_first"])
 
-    def merge(moved: Moved) -> Floats:
-        from mergegit.kernels.matrices import least_interference
+    def merge(moved: Moved, threads: int) -> Floats:
+        from mergegit.merge.matrices import least_interference
 
         deltas = [delta.T if turned else delta for delta in moved.deltas]
-        merged = least_interference(deltas, moved.energies, moved.weights, ridge)
+        merged = least_interference(deltas, moved.energies, moved.weights, ridge, threads)
         return merged.T if turned else merged
 
     return by_matrix(context, merge)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mergegit.merge.method import Banded
 from mergegit.merge.methods import METHODS
 from tests.merge import reference_sparse as reference
 from tests.merge.reference import Models, close_elections, ulps
 from tests.merge.tensors import (
+    bands_of,
     context_of,
     merge_tensor,
     random_models,
@@ -198,24 +200,44 @@ def test_a_tensor_is_surveyed_only_where_something_is_selected() -> None:
         assert (sce.survey(context_of(recipe, base, experts)) is not None) == surveyed
 
 
-def test_planning_counts_experts_by_their_energies() -> None:
-    base, experts = uneven("planned", dtype=torch.bfloat16)
-    nearest = METHODS["sce"].coefficients(context_of(recipe_of("sce", 3), base, experts))
-    energies = [float((expert.double() - base.double()).square().sum()) for expert in experts]
-    assert nearest.limits == pytest.approx([energy / sum(energies) for energy in energies])
+@pytest.mark.parametrize("sizes", [(1.0,), (1.0, 1.0, 1.0, 1.0), (1.0, 3.0, 0.2), (0.01, 1.0)])
+def test_planning_counts_experts_as_far_as_they_come_through(sizes: tuple[float, ...]) -> None:
+    n = 200_000
+    base = torch.zeros(n)
+    experts = [random_tensor("through", k, n=n) * size for k, size in enumerate(sizes)]
+    recipe = recipe_of("sce", len(sizes), parameters={"lambda": 0.5})
+    nearest = METHODS["sce"].coefficients(context_of(recipe, base, experts))
+    weights = torch.tensor([float(expert.double().square().sum()) for expert in experts])
+    stacked = torch.stack(experts)
+    own = weights[:, None] * (stacked.sign() == torch.where(stacked.sum(0) >= 0, 1.0, -1.0))
+    came_through = (own / own.sum(0)).mean(1).sqrt()
+    assert nearest.limits == pytest.approx((0.5 * came_through).tolist(), rel=0.12)
     assert nearest.keeps_base
 
 
-def test_what_is_not_read_does_not_move_the_weights() -> None:
-    """Weights are those of the whole deltas, and a survey sees what was read of them."""
-    base, experts = uneven("unread", dtype=torch.float32)
-    context = context_of(recipe_of("sce", 3), base, experts)
-    full = METHODS["sce"].coefficients(context).weights
-    halved = [expert.clone() for expert in experts]
-    for expert in halved:
-        expert[: N // 2] = base[: N // 2]
-    assert (METHODS["sce"].coefficients(context).weights == full).all()
-    assert full[0] < full[1] < full[2]
+def test_an_expert_that_did_not_move_is_not_read() -> None:
+    base, experts = uneven("unmoved", dtype=torch.bfloat16)
+    recipe = recipe_of("sce", 4)
+    limits = METHODS["sce"].coefficients(context_of(recipe, base, [*experts, base])).limits
+    assert (limits[:3] > 0).all()
+    assert limits[3] == 0
+
+
+def test_weights_are_of_the_whole_deltas_whatever_was_read() -> None:
+    """The first expert as one plane tells it: the sign, and one magnitude for all."""
+    base, (one, two, three) = uneven("unread", dtype=torch.float32)
+    delta = one - base
+    read = base + delta.sign() * delta.abs().mean()
+    context = context_of(recipe_of("sce", 3), base, [one, two, three])
+    rule = METHODS["sce"].rule(context)
+    assert isinstance(rule, Banded)
+    (band,) = bands_of(base, [read, two, three])
+    merged = torch.from_numpy(rule.apply(band)) - base
+    energies = [float((e - base).double().square().sum()) for e in (one, two, three)]
+    first, second, third = (torch.from_numpy(delta) for delta in band.deltas)
+    agree = (first > 0) & (second > 0) & (third > 0)
+    want = energies[0] * first + energies[1] * second + energies[2] * third
+    assert torch.allclose(merged[agree], (want / sum(energies))[agree], atol=1e-7)
 
 
 def test_the_defaults_are_mergekits() -> None:

@@ -52,8 +52,10 @@ def mean(context: TensorContext) -> Coefficients:
     return weighted([weight / count for weight in weights], factor=factor(context))
 
 
-def by_matrix(context: TensorContext, merge: Callable[[Moved], Floats]) -> Banded:
-    """A rule that adds lambda times ``merge`` of each matrix's weighted deltas to the base.
+def by_matrix(context: TensorContext, merge: Callable[[Moved, int], Floats]) -> Banded:
+    """A rule that adds lambda times what ``merge`` makes of each matrix's deltas to the base.
+
+    ``merge`` takes the number of threads that it may use as well.
 
     Planning takes it for the weighted sum of the deltas, which it comes near to. Applying it raises
     ``NotFinite`` where a delta holds NaN or infinity.
@@ -68,7 +70,7 @@ def by_matrix(context: TensorContext, merge: Callable[[Moved], Floats]) -> Bande
         for place, matrix in enumerate(out):
             moved = _moved(context.name, deltas[:, place], weights)
             if moved.deltas:
-                merged = merge(moved)
+                merged = merge(moved, band.threads)
                 merged *= scale
                 matrix += merged
         return out.reshape(-1)
