@@ -80,6 +80,7 @@ def least_interference(
                 own = algebra.gram(unit)
                 algebra.add_product(target, unit, own, scale)
                 gram += own
+        del unit
         return _single(algebra.ridge_solved(gram, target, epsilon))
 
 
@@ -189,11 +190,17 @@ class _Algebra:
     def ridge_solved(self, gram: Matrix, target: Matrix, epsilon: float) -> Matrix:
         """target (gram + epsilon I)^-1. Of ``gram`` the lower half is read; both are written over."""
         gram.diagonal().add_(epsilon)
-        (lower,) = self._each(torch.linalg.cholesky, [gram])
+
+        def factorize(upper: Matrix) -> None:
+            torch.linalg.cholesky(upper, upper=True, out=upper)
 
         def solve(rows: slice) -> None:
-            target[rows] = torch.cholesky_solve(target[rows].T, lower).T
+            # gram = L L^T, so that X L^T = target and then Y L = X.
+            half = torch.linalg.solve_triangular(gram.T, target[rows], upper=True, left=False)
+            target[rows] = torch.linalg.solve_triangular(gram, half, upper=False, left=False)
 
+        # The transpose of the lower half is what LAPACK, which counts by columns, factors in place.
+        self._each(factorize, [gram.T])
         self._each(solve, _panels(len(target)))
         return target
 

@@ -126,6 +126,20 @@ class Recipe:
             experts = tuple(source.expert for source in part.sources)
             yield experts, [source.parameters for source in part.sources], part.parameters
 
+    def refuse_gradients(self) -> None:
+        """For models without layers. Raises ``BadRecipe`` where a value depends on the layer."""
+        for experts, own, shared in self.parts():
+            named = dict(shared)
+            for place, settings in zip(experts, own, strict=True):
+                ref = self.experts[place].ref
+                named |= {f"{ref}.{name}": setting for name, setting in settings.items()}
+            for of, setting in named.items():
+                if setting.is_gradient:
+                    raise BadRecipe(
+                        f"{of} is a gradient over layers, and the tensors' names tell of none",
+                        hint="give one value; layers are named like model.layers.0.mlp.weight",
+                    )
+
     def to_json(self) -> dict[str, Any]:
         """The recipe as commits and plans carry it."""
         value: dict[str, Any] = {

@@ -414,7 +414,11 @@ def test_a_kept_plan_is_good_after_a_collection(chatty: Repository, tmp_path: Pa
 def test_a_merged_vocabulary_outlives_a_collection(chatty: Repository) -> None:
     report = merge(chatty)
     before = chatty.load(report.branch)
+    inputs = inputs_of(chatty, tokenizer_source="union")
     chatty.gc(expire=0, grace=0)
+    # Nothing that was made in passing is kept for it.
+    assert len(inputs.aligned.passing) == 2
+    assert not chatty.store.catalog.forms_of(inputs.aligned.passing)
     after = chatty.load(report.branch)
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert chatty.fsck().is_clean

@@ -80,11 +80,22 @@ every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory, family: Family) -> Iterator[Repository]:
-    path = tmp_path_factory.mktemp("forms") / "repository"
-    with Repository.init(path, threads=3) as repository:
-        for checkpoint in (family.base, *family.experts):
-            repository.add(checkpoint)
-        yield repository
+    with repository_of(family, tmp_path_factory.mktemp("forms") / "many", threads=3) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, family: Family) -> Iterator[Repository]:
+    """The same with a single thread."""
+    with repository_of(family, tmp_path_factory.mktemp("forms") / "one", threads=1) as made:
+        yield made
+
+
+def repository_of(family: Family, path: Path, *, threads: int) -> Repository:
+    repository = Repository.init(path, threads=threads)
+    for checkpoint in (family.base, *family.experts):
+        repository.add(checkpoint)
+    return repository
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +122,10 @@ def test_where_nothing_is_read_the_base_comes_out(
         assert torch.equal(tensor, models["base"][name]), name
 
 
-@every_case
-def test_threads_do_not_change_a_bit(
-    zoo: Repository, family: Family, tmp_path: Path, case: Case
-) -> None:
-    with Repository.init(tmp_path / "alone", threads=1) as alone:
-        for checkpoint in (family.base, *family.experts):
-            alone.add(checkpoint)
-        for budget in (None, "15%"):
-            one, other = case.merge(alone, budget), case.merge(zoo, budget)
-            assert all(torch.equal(one[name], other[name]) for name in one)
+@pytest.mark.parametrize("name", ["multislerp", "nuslerp of rows", "arcee_fusion", "ramplus_tl"])
+def test_threads_do_not_change_a_bit(zoo: Repository, alone: Repository, name: str) -> None:
+    """One that is surveyed whole, one by rows, one of whole tensors and one that counts."""
+    case = CASES[name]
+    for budget in (None, "15%"):
+        one, other = case.merge(alone, budget), case.merge(zoo, budget)
+        assert all(torch.equal(one[name], other[name]) for name in one)
