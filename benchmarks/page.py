@@ -26,11 +26,43 @@ def main() -> None:
         parts += _fidelity(numbers["fidelity"])
     if "speed" in numbers:
         parts += _speed(numbers["speed"])
+    if "peers" in numbers:
+        parts += _peers(numbers["peers"])
     (DOCS / "benchmarks.md").write_text("\n".join(parts) + "\n")
 
 
 def _machine(facts: dict[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in facts.items()) + "."
+
+
+def _peers(rows: list[dict[str, Any]]) -> list[str]:
+    parts = [
+        "",
+        "## Beside other tools",
+        "",
+        "Each row is the median of three runs, taken in turn with the others of its table, from "
+        "the shell to the prompt. Reads are those of system calls: what is read through mapped "
+        "files (by the plain script, and in part by mergekit) is not among them.",
+    ]
+    for what in dict.fromkeys(row["what"] for row in rows):
+        mine = [row for row in rows if row["what"] == what]
+        state = "cold" if mine[0]["cold"] else "warm"
+        parts += ["", f"### {what[0].upper()}{what[1:]} ({state})", ""]
+        parts += _table(
+            ["", "s", "CPU s", "peak MB", "read MB", "written MB"],
+            (
+                [
+                    row["way"],
+                    f"{row['seconds']:.2f}",
+                    f"{row['cpu_seconds']:.2f}",
+                    f"{row['peak_mb']:.0f}",
+                    f"{row['read_mb']:.0f}",
+                    f"{row['written_mb']:.0f}",
+                ]
+                for row in mine
+            ),
+        )
+    return parts
 
 
 def _fidelity(numbers: dict[str, Any]) -> list[str]:
