@@ -18,6 +18,9 @@ from mergegit.dtypes import byte_length
 from mergegit.errors import BadTarget, NoSpace, Unconfirmed
 from mergegit.objects import Manifest, Tensor, TensorId
 
+_TEMPORARY = ".mergegit"
+"""How names end of files and directories that are not complete."""
+
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
@@ -167,6 +170,36 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> int:
                 total += written
         os.fsync(file.fileno())
     return total
+
+
+def replace_file(directory: Path, path: str, chunks: Iterable[bytes | memoryview]) -> int:
+    """Write ``path`` below ``directory`` under another name, then put it in its place, durably.
+
+    Returns its length in bytes.
+    """
+    target = directory / path
+    make_below(directory, os.path.dirname(path))
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_TEMPORARY}")
+    try:
+        total = write_file(temporary, chunks)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_directory(target.parent)
+    return total
+
+
+def make_below(directory: Path, path: str) -> None:
+    """Make a directory below another, if it is not there."""
+    (directory / path).mkdir(parents=True, exist_ok=True)
+
+
+def sweep_files(directory: Path) -> None:
+    """Remove what a killed ``replace_file`` left anywhere below."""
+    for leftover in directory.rglob(f".*{_TEMPORARY}"):
+        if leftover.is_file() and not leftover.is_symlink():
+            leftover.unlink()
 
 
 def _sync_directory(path: Path) -> None:

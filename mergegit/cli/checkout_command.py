@@ -25,6 +25,11 @@ from mergegit.cli.text import human_bytes, human_seconds, plural, printable
     "--merged", is_flag=True, help="Of an adapter: write its base with the adapter merged in."
 )
 @click.option(
+    "--update",
+    is_flag=True,
+    help="DIRECTORY holds another checkout: rewrite the files that differ, each as a whole.",
+)
+@click.option(
     "--dtype",
     metavar="DTYPE",
     help="Convert floating tensors, to float16 for example; by default they stay as they are.",
@@ -42,6 +47,7 @@ def command(
     ref: str,
     directory: Path,
     merged: bool,
+    update: bool,
     dtype: str | None,
     shard_size: str | None,
     threads: int | None,
@@ -52,6 +58,9 @@ def command(
     The directory appears whole or not at all. A checkpoint that was added comes back byte for
     byte; a merged one can be loaded or uploaded as it stands. With another dtype or shard size the
     config and the index follow, and weights in other files beside the model are left out.
+
+    With --update only files that differ are rewritten. Weights in DIRECTORY that the commit has not
+    are removed where the repository has them; if it has not, nothing is changed.
 
     An adapter comes back as an adapter or, with --merged, as a model: its base's files, with the
     adapter merged into the weights, which are rounded once to the base's dtypes.
@@ -65,7 +74,13 @@ def command(
     repository = open_repository(ctx, threads=threads)
     with progress_bar() as progress:
         report = repository.checkout(
-            ref, directory, merged=merged, dtype=dtype, shard_size=shard_size, progress=progress
+            ref,
+            directory,
+            merged=merged,
+            update=update,
+            dtype=dtype,
+            shard_size=shard_size,
+            progress=progress,
         )
     if as_json:
         print_json(
@@ -73,6 +88,7 @@ def command(
                 "commit": report.commit.hex(),
                 "directory": str(directory),
                 "files": report.files,
+                "unchanged": report.unchanged,
                 "bytes": report.nbytes,
                 "seconds": round(report.seconds, 3),
                 "notes": list(report.notes),
@@ -83,4 +99,5 @@ def command(
     click.echo(
         f"{ref} written to {printable(str(directory))}: {plural(report.files, 'file')}, "
         f"{human_bytes(report.nbytes)}, {human_seconds(report.seconds)}"
+        + (f"; {report.unchanged} unchanged" if update else "")
     )

@@ -37,6 +37,8 @@ from mergegit.repository.companions import (
     config_with_dtype,
     index_with_size,
 )
+from mergegit.repository.updating import update_directory
+from mergegit.storage.store import Store
 
 Progress = Callable[[int, int], None]
 
@@ -100,11 +102,16 @@ def _shard_bytes(size: str | int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written, and the paths of weights beside the model that were not."""
+    """What was written, and the paths of weights beside the model that were not.
+
+    Of an update, how many files were the commit's already, and notes on those that were not.
+    """
 
     files: int
     nbytes: int
     left_out: tuple[str, ...]
+    unchanged: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def check_out(
@@ -115,8 +122,12 @@ def check_out(
     *,
     threads: int,
     progress: Progress,
+    update: Store | None = None,
 ) -> Written:
     """Write a manifest's files in the form asked for, block by block.
+
+    With ``update``, the store that the directory's files may be in, the directory is one that is
+    there, of which files are rewritten that differ (mergegit.repository.updating).
 
     The directory appears whole or not at all. In another form than the stored one, second files of
     weights beside the model are left out, as merges leave them out: they would not agree with it.
@@ -135,6 +146,11 @@ def check_out(
                 done += len(chunk)
                 progress(done, total)
 
+    if update is not None:
+        changed = update_directory(update, directory, files, manifest.directories, chunks)
+        notes = [f"removed {path}, which the commit has not" for path in changed.removed]
+        notes += [f"{path} is none of the commit's, and stays" for path in changed.kept]
+        return Written(changed.written, changed.nbytes, left_out, changed.unchanged, tuple(notes))
     with new_directory(directory) as root:
         for path in manifest.directories:
             (root / check_path(path)).mkdir(parents=True, exist_ok=True)

@@ -17,15 +17,22 @@ WEIGHT_SUFFIXES: Final = (
 
 
 def config_with_dtype(data: bytes, dtype: str) -> bytes:
-    """A config.json that states the dtype, under the key that it used before."""
+    """A config.json that states the dtype, under the keys that it used before."""
     config = json.loads(data)
-    key = "dtype" if "dtype" in config and "torch_dtype" not in config else "torch_dtype"
-    config[key] = TORCH_NAMES[dtype]
+    for key in [key for key in ("dtype", "torch_dtype") if key in config] or ["torch_dtype"]:
+        config[key] = TORCH_NAMES[dtype]
     return _json(config)
 
 
 _LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-_PER_LAYER: Final = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type")
+_PER_LAYER: Final = (
+    "layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "attention_layers",
+    "attention_window", "indexer_types", "layer_rope_theta", "activation_sparsity_pattern",
+    "intermediate_size",
+)  # fmt: skip
+"""Where these are lists, they have an entry for each layer."""
+_LAYER_NUMBERS: Final = ("mlp_only_layers", "moe_layers", "attn_layer_indices", "full_attn_idxs")
+"""These list the numbers of layers of one kind."""
 
 
 def config_with_layers(data: bytes, layers: Sequence[int]) -> bytes:
@@ -40,6 +47,12 @@ def config_with_layers(data: bytes, layers: Sequence[int]) -> bytes:
         for key in _PER_LAYER:
             if isinstance(part.get(key), list) and len(part[key]) > max(layers):
                 part[key] = [part[key][layer] for layer in layers]
+        for key in _LAYER_NUMBERS:
+            if isinstance(part.get(key), list):
+                part[key] = [at for at, layer in enumerate(layers) if layer in part[key]]
+        if "attention_types" in part and isinstance(part.get("attention_layers"), list):
+            # GPT-Neo reads attention_layers off patterns and how often each is repeated.
+            part["attention_types"] = [[part["attention_layers"], 1]]
     return _json(config)
 
 

@@ -150,12 +150,16 @@ class CollectReport:
 
 @dataclass(frozen=True, slots=True)
 class CheckoutReport:
-    """What `checkout` wrote, and in ``notes`` what it left out."""
+    """What `checkout` wrote, and in ``notes`` what it left out.
+
+    Of an update, ``unchanged`` files were the commit's already.
+    """
 
     commit: CommitId
     files: int
     nbytes: int
     seconds: float
+    unchanged: int = 0
     notes: tuple[str, ...] = ()
 
 

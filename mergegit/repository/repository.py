@@ -6,7 +6,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -458,9 +458,17 @@ class Repository:
         ``merged`` are the commits of documents that it names, ``given`` the text that it was read
         from. Models that are paths are added. Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.
         """
-        from mergegit.repository.recipes import models_of, recipe_of_document
+        from mergegit.repository.recipes import (
+            check_models,
+            check_words,
+            models_of,
+            recipe_of_document,
+        )
 
         known = {name: ResolvedRef(name, commit) for name, commit in (merged or {}).items()}
+        # Adding takes as long as its models are large: what is wrong is said before.
+        check_words(document)
+        check_models(self.store, document, known)
         for name in models_of(document):
             found = self._added(name, known, progress)
             if found is not None:
@@ -573,7 +581,7 @@ class Repository:
         pairs = planning.missing_statistics(self.store, inputs)
         if not pairs:
             return
-        with self.store.transaction() as transaction:
+        with self._explained(), self.store.transaction() as transaction:
             planning.take_statistics(
                 self.store,
                 transaction,
@@ -707,7 +715,7 @@ class Repository:
         vocabularies = inputs.aligned.vocabularies if inputs.aligned is not None else None
         told = token_files(self.store, recipe, vocabularies)
         counts, spared = merging.Counts(), Spared.none(len(recipe.experts))
-        with self.store.transaction() as transaction:
+        with self._explained(), self.store.transaction() as transaction:
             merged = merging.merge_blocks(
                 self.store,
                 transaction,
@@ -846,13 +854,15 @@ class Repository:
         directory: str | os.PathLike[str],
         *,
         merged: bool = False,
+        update: bool = False,
         dtype: str | None = None,
         shard_size: str | int | None = None,
         progress: Progress = _silent,
     ) -> CheckoutReport:
         """Write a commit's files into ``directory``, which must not exist or be empty.
 
-        The directory appears whole or not at all. An added checkpoint comes back byte for byte,
+        The directory appears whole or not at all; with ``update`` it is one that holds another
+        checkout, of which files are rewritten, one by one, that differ. An added checkpoint comes back byte for byte,
         unless its floating tensors are to have another ``dtype`` or its shards another size, in
         bytes or like ``5GB``; then weights beside the model are left out. Of an adapter,
         ``merged`` writes the base's files with the adapter merged in. Raises ``BadTarget``,
@@ -865,7 +875,7 @@ class Repository:
         commit_id = self.resolve(ref)
         contents: Contents = self.store
         manifest, notes = self._manifest_of(commit_id), []
-        try:
+        with self._explained():
             if merged:
                 from mergegit.repository.applying import AppliedAdapter
 
@@ -879,12 +889,16 @@ class Repository:
                 form,
                 threads=self.threads,
                 progress=functools.partial(progress, f"checking out {ref}"),
+                update=self.store if update else None,
             )
-        except DamagedBlock as error:
-            raise self._explain(error) from error
-        notes += [f"left out: {path}" for path in written.left_out]
+        notes += [*written.notes, *(f"left out: {path}" for path in written.left_out)]
         return CheckoutReport(
-            commit_id, written.files, written.nbytes, time.perf_counter() - started, tuple(notes)
+            commit=commit_id,
+            files=written.files,
+            nbytes=written.nbytes,
+            seconds=time.perf_counter() - started,
+            unchanged=written.unchanged,
+            notes=tuple(notes),
         )
 
     @_leased
@@ -916,7 +930,7 @@ class Repository:
         models = Models(
             expert, self._manifest_of(found.commit), base_ref, self._manifest_of(below.commit)
         )
-        try:
+        with self._explained():
             made = extract(
                 self.store,
                 models,
@@ -926,8 +940,6 @@ class Repository:
                 threads=self.threads,
                 progress=functools.partial(progress, f"factoring {expert}"),
             )
-        except DamagedBlock as error:
-            raise self._explain(error) from error
         return ExtractReport(
             commit=found.commit,
             base=below.commit,
@@ -955,6 +967,14 @@ class Repository:
 
     def _manifest_of(self, commit: CommitId) -> Manifest:
         return self.store.manifest(self.store.commit(commit).manifest)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Damaged blocks that are met are named by what needs them."""
+        try:
+            yield
+        except DamagedBlock as error:
+            raise self._explain(error) from error
 
     def _explain(self, error: DamagedBlock) -> Damaged:
         """A damaged block's error with the tensors and commits that need it."""

@@ -28,12 +28,24 @@ def test_it_writes_the_files_and_says_how_many(
 
 def test_json(mergegit: CommandLine, commit_of: Callable[[str], str]) -> None:
     report = mergegit.ok("checkout", "v1", "out", "--json").json
-    assert list(report) == ["commit", "directory", "files", "bytes", "seconds", "notes"]
+    keys = ["commit", "directory", "files", "unchanged", "bytes", "seconds", "notes"]
+    assert list(report) == keys
     files = [file for file in (mergegit.directory / "out").rglob("*") if file.is_file()]
     assert report["commit"] == commit_of("merged")
     assert report["directory"] == "out"
     assert report["files"] == len(files)
     assert report["bytes"] == sum(file.stat().st_size for file in files)
+
+
+def test_update(mergegit: CommandLine) -> None:
+    mergegit.ok("checkout", "math", "out")
+    mergegit.ok("checkout", "code", "fresh")
+    report = mergegit.ok("checkout", "code", "out", "--update", "--json").json
+    fresh = tree_of(mergegit.directory / "fresh")
+    assert tree_of(mergegit.directory / "out") == fresh
+    files = [data for data in fresh.values() if data is not None]
+    assert report["files"] + report["unchanged"] == len(files)
+    assert "0 files, 0 B" in mergegit.ok("checkout", "code", "out", "--update").lines[-1]
 
 
 def test_a_target_in_the_way(mergegit: CommandLine) -> None:

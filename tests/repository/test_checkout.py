@@ -178,7 +178,7 @@ def test_the_card_says_what_was_merged_and_how(tiny: Repository, tmp_path: Path)
     front, _, body = card.removeprefix("---\n").partition("\n---\n")
     assert "- merge" in front.splitlines()
     assert "license: apache-2.0" in front.splitlines()
-    for word in ("`ties`", "| math |", "| code |", "weight 0.5", "normalize true"):
+    for word in ("`ties`", "| math |", "| code |", "weight 0.5", "normalize: true"):
         assert word in body
     assert tiny.commit("base").manifest.hex()[:16] in body
 
