@@ -58,10 +58,14 @@ def command(
     PyTorch files (pytorch_model.bin) are read without running what they hold, where there are no
     safetensors, and kept as safetensors.
 
+    A LoRA adapter, as PEFT saves it, is stored as it is, on the base that its config names or
+    --base. It is merged like any other expert: as its base with the adapter on it.
+
     \b
     Examples:
       mergegit add ./llama-3-8b
       mergegit add ./llama-3-8b-math --base llama-3-8b
+      mergegit add ./llama-3-8b-chat-lora
     """
     if base is not None and no_base:
         raise click.UsageError("--base and --no-base exclude each other.")
@@ -87,6 +91,7 @@ def command(
                 "commit": report.commit.hex(),
                 "branch": report.branch,
                 "is_new": report.is_new,
+                "is_adapter": report.is_adapter,
                 "base": report.base.hex() if report.base else None,
                 "base_ref": report.base_ref,
                 "tensors": report.tensors,
@@ -109,6 +114,7 @@ def command(
         click.echo(f"{branch} holds this checkpoint already, at {commit}; {rest}")
         return
     on = f"on base {report.base_ref}" if report.base_ref else "as a base"
+    on = f"as an adapter {on}" if report.is_adapter else on
     click.echo(f"added {branch} {on}: {commit}")
     click.echo(
         f"  {plural(report.tensors, 'tensor')}, {human_bytes(report.total_bytes)}; "

@@ -69,13 +69,24 @@ def _name(commit_id: CommitId, names: Mapping[CommitId, Sequence[str]]) -> str:
 
 
 def recipe_line(recipe: Mapping[str, Any]) -> str:
-    """The method with its parameters, then what differs between experts."""
+    """The method with its parameters, then what differs between experts; or the slices."""
+    if recipe.get("slices"):
+        return " ".join([recipe["method"], *(_slice(recipe, part) for part in recipe["slices"])])
     shared = [f"{key}={_value(value)}" for key, value in recipe["parameters"].items()]
     experts = [
         f"{expert['ref']}({', '.join(f'{k}={_value(v)}' for k, v in expert['parameters'].items())})"
         for expert in recipe["experts"]
     ]
     return " ".join([recipe["method"], *shared, *experts])
+
+
+def _slice(recipe: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    """What is merged in a slice, like ``(math[0, 16] + code[0, 16])``."""
+    sources = [
+        f"{recipe['experts'][source['expert']]['ref']}{source['layers']}"
+        for source in part["sources"]
+    ]
+    return sources[0] if len(sources) == 1 else f"({' + '.join(sources)})"
 
 
 def execution_line(execution: Mapping[str, Any]) -> str:

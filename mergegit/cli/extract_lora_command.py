@@ -91,7 +91,7 @@ def command(
     matrices = "matrix" if report.matrices == 1 else "matrices"
     whole = f", {plural(report.whole, 'tensor')} whole" if report.whole else ""
     click.echo(
-        f"{expert} on base {report.base_ref} written to {printable(str(directory))}: "
+        f"what {expert} changed of {report.base_ref} written to {printable(str(directory))}: "
         f"{report.matrices:,} {matrices} of rank {report.rank}{whole}; "
         f"{human_bytes(report.nbytes)}, {human_seconds(report.seconds)}"
     )

@@ -22,6 +22,7 @@ from mergegit.cli.merge_options import (
     last_recipe,
     make_recipe,
     merge_options,
+    own_texts,
     read_recipe_file,
     refuse_given,
 )
@@ -108,7 +109,9 @@ def command(
                 if dry_run:
                     recipe = last_recipe(repository, documents, text, progress)
                 else:
-                    recipe = _merge_others(repository, documents, text, budget, encoding, progress)
+                    recipe = _merge_others(
+                        repository, documents, text, budget, anew, encoding, progress
+                    )
             else:
                 recipe = make_recipe(repository, experts, **options)
             plan = repository.plan(recipe, budget=budget, anew=anew, progress=progress)
@@ -159,11 +162,16 @@ def _merge_others(
     encoding: BlockEncoding,
     progress: Progress,
 ) -> Recipe:
-    """The last recipe of a file; those before it are merged, each on a branch of its name."""
+    """The last recipe of a file; those before it are merged, each on a branch of its name.
+
+    They are remembered by their own texts: another last recipe leaves them as they are.
+    """
+    texts = own_texts(text)
     merged: dict[str, CommitId] = {}
     for document in documents[:-1]:
         assert document.name is not None
-        recipe = repository.recipe_of(document, merged=merged, given=text, progress=progress)
+        given = texts.get(document.name, text)
+        recipe = repository.recipe_of(document, merged=merged, given=given, progress=progress)
         plan = repository.plan(recipe, budget=budget, anew=anew, progress=progress)
         report = repository.merge(plan, branch=document.name, encoding=encoding, progress=progress)
         merged[document.name] = report.commit

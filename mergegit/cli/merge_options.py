@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -159,7 +161,7 @@ def read_recipe_file(path: str) -> tuple[list[Document], str]:
     """
     from mergegit.errors import BadRecipe
     from mergegit.merge.mergekit_yaml import read_documents
-    from mergegit.repository.recipes import in_order
+    from mergegit.repository.recipes import check_words, in_order
 
     with click.open_file(path, "rb") as file:
         data = file.read()
@@ -167,7 +169,30 @@ def read_recipe_file(path: str) -> tuple[list[Document], str]:
         text = data.decode()
     except UnicodeDecodeError as error:
         raise BadRecipe(f"{path} is not text", hint="give a recipe in YAML") from error
-    return in_order(read_documents(text)), text
+    documents = in_order(read_documents(text))
+    for document in documents:
+        check_words(document)
+    return documents, text
+
+
+_MARKER: Final = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+
+
+def own_texts(text: str) -> dict[str, str]:
+    """The part of a recipe file that each recipe with a name was read from."""
+    from mergegit.errors import BadRecipe
+    from mergegit.merge.mergekit_yaml import read_documents
+
+    cuts = [0, *(marker.start() for marker in _MARKER.finditer(text)), len(text)]
+    texts = {}
+    for start, end in itertools.pairwise(cuts):
+        try:
+            (document,) = read_documents(text[start:end])
+        except BadRecipe:
+            continue  # what stands before the first recipe
+        if document.name is not None:
+            texts[document.name] = text[start:end]
+    return texts
 
 
 def last_recipe(

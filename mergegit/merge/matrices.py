@@ -138,13 +138,17 @@ def apart(
         grams = [algebra.gram(_wide(_double(delta)).T) for delta in deltas]
         spectra = algebra.spectra(grams, _RANK, share)
         del grams
-        rights, sizes = [], []
+        left = torch.cat([vectors for _, vectors in spectra], dim=1)
+        right = torch.zeros(left.shape[1], max(deltas[0].shape), dtype=_DOUBLE)
+        sizes: list[Matrix] = []
+        at = 0
         for delta, weight, (values, vectors) in zip(deltas, weights, spectra, strict=True):
-            size = values.sqrt()
-            rights.append(algebra.product(vectors.T / size[:, None], _wide(_double(delta))))
+            size, stop = values.sqrt(), at + len(values)
+            unit_rows = vectors.T / size[:, None]
+            algebra.add_product(right[at:stop], unit_rows, _wide(_double(delta)), 1.0)
             sizes.append(size * weight)
-        left, right = torch.cat([vectors for _, vectors in spectra], dim=1), torch.cat(rights)
-        del spectra, rights, vectors
+            at = stop
+        del spectra, vectors
         roots = algebra.inverse_roots([algebra.gram(left), algebra.gram(right.T)])
         core = algebra.product(roots[0] * torch.cat(sizes), roots[1])
         merged = algebra.product(algebra.product(left, core), right)
@@ -188,7 +192,7 @@ class _Algebra:
         self._each(add, reversed(_panels(len(out))))
 
     def ridge_solved(self, gram: Matrix, target: Matrix, epsilon: float) -> Matrix:
-        """target (gram + epsilon I)^-1. Of ``gram`` the lower half is read; both are written over."""
+        """target (gram + epsilon I)^-1, written over both; of ``gram`` the lower half is read."""
         gram.diagonal().add_(epsilon)
 
         def factorize(upper: Matrix) -> None:

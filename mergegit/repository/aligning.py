@@ -53,13 +53,18 @@ is more waits in a file."""
 
 @dataclass(frozen=True, slots=True)
 class Aligned:
-    """The models of a merge with one vocabulary. ``read_bytes`` are stored bytes of the experts'
-    tensors that were read for it just now: none where it was done before."""
+    """The models of a merge with one vocabulary.
+
+    ``read_bytes`` are stored bytes of the experts' tensors that were read for it just now: none
+    where it was done before. ``passing`` are the base's blocks that were made for it: what is to
+    stay should not be stored as a delta from these, which would have to stay as well.
+    """
 
     base: Model
     experts: Sequence[Model]
     vocabularies: Vocabularies
     read_bytes: int
+    passing: frozenset[BlockId]
 
 
 def align_models(
@@ -80,7 +85,7 @@ def align_models(
     """
     models = [base, *experts]
     vocabularies = Vocabularies(store, recipe, models)
-    known = _remembered(store, vocabularies)
+    known = _remembered(store, vocabularies, made)
     read = ByteCount()
     if known is None:
         if not store.is_writable:
@@ -94,7 +99,11 @@ def align_models(
         _view(store, model, vocabularies, place, known)
         for model, place in zip(models, vocabularies.places, strict=True)
     ]
-    return Aligned(views[0], views[1:], vocabularies, read.total)
+    own, aligned = (
+        {block for name in vocabularies.names for block in model.tensors[name].blocks()}
+        for model in (base, views[0])
+    )
+    return Aligned(views[0], views[1:], vocabularies, read.total, frozenset(aligned - own))
 
 
 Known = Mapping[tuple[int, str], TensorId]
@@ -116,20 +125,27 @@ def _view(
     return replace(model, ids=ids, tensors=tensors, stored_bytes=model.nbytes)
 
 
-def _remembered(store: Store, vocabularies: Vocabularies) -> Known | None:
+def _remembered(store: Store, vocabularies: Vocabularies, made: Made) -> Known | None:
     """The aligned tensors, where all of them were made before and are stored."""
-    keys = {
-        vocabularies.key(place, name): (place, name)
+    places = [
+        (place, name, tensor_id)
         for place, member in enumerate(vocabularies.members)
-        for name in member.ids
-    }
-    found = store.catalog.results(list(keys))
-    if len(found) < len(keys):
-        return None
-    known = {keys[key]: TensorId(result) for key, result in found.items()}
-    own = {member.ids[name] for member in vocabularies.members for name in member.ids}
-    made = {tensor_id for tensor_id in known.values() if tensor_id not in own}
-    return known if _are_stored(store, made) else None
+        for name, tensor_id in member.ids.items()
+    ]
+    keys = {(p, n): vocabularies.key(p, n) for p, n, _ in places}
+    kept = {(p, n): vocabularies.key(p, n, kept=True) for p, n, own in places if own in made}
+    found = store.catalog.results([*keys.values(), *kept.values()])
+    known: dict[tuple[int, str], TensorId] = {}
+    for place, name, own in places:
+        result = found.get(keys[place, name])
+        if kept.get((place, name)) in found:
+            known[place, name] = own
+        elif result is not None:
+            known[place, name] = TensorId(result)
+        else:
+            return None
+    members = {tensor_id for _, _, tensor_id in places}
+    return known if _are_stored(store, {*known.values()} - members) else None
 
 
 def _are_stored(store: Store, tensors: set[TensorId]) -> bool:
@@ -212,9 +228,13 @@ class _Making:
         for name, made in targets.items():
             for target, tensor_id in self._make(name, made):
                 known.update({(place, name): tensor_id for place in target.members})
+        base = self.vocabularies.members[0]
         with self.store.transaction() as transaction:
             for (place, name), tensor_id in known.items():
-                transaction.remember(self.vocabularies.key(place, name), tensor_id)
+                # What an adapter makes has no id of the store: it would be taken for collected.
+                kept = tensor_id in self.made
+                key = self.vocabularies.key(place, name, kept=kept)
+                transaction.remember(key, base.ids[name] if kept else tensor_id)
             transaction.publish()
         return known
 
@@ -247,8 +267,7 @@ class _Making:
             # Beside the base's own tensor, others that stay as they are were compared before.
             targets = [targets[0], *(target for target in targets[1:] if not target.is_own)]
             return targets if len(targets) > 1 else []
-        # What an adapter makes, and stays as it is, is computed when it is needed.
-        return [t for t in targets if not (t.is_own and t.source in self.made)]
+        return targets
 
     def _make(self, name: str, targets: Sequence[_Target]) -> list[tuple[_Target, TensorId]]:
         """Make one tensor's targets, with statistics beside the base's."""

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from mergegit.encoding import decode, hash_object
 from mergegit.errors import Damaged
 from mergegit.objects import BlockId, Commit, CommitId, Manifest, Tensor, TensorId
 from mergegit.pipeline import ordered_map
 from mergegit.repository.naming import short
-from mergegit.storage.catalog import Catalog, PackFile, StoredForm
-from mergegit.storage.location import Location
-from mergegit.storage.pack import Header, scan
+from mergegit.storage.catalog import (
+    Catalog,
+    DamagedCatalog,
+    PackFile,
+    Place,
+    StoredForm,
+    place_of,
+)
+from mergegit.storage.location import Location, confirm
+from mergegit.storage.pack import Header, Kind, scan
 from mergegit.storage.refs import SPACES, Space
 from mergegit.storage.store import Store
 
@@ -47,11 +55,32 @@ class CheckReport:
 
 
 def check(store: Store, *, threads: int, progress: Callable[[int, int], None]) -> CheckReport:
-    """Check every pack's structure, every object, every block's bytes, and every ref."""
+    """Check the catalog, every pack's structure, every object, every block's bytes, and every ref
+    with its log."""
     report = CheckReport()
+    what = store.catalog.damage()
+    if what is not None:
+        report.problems.append(Problem(f"the catalog is damaged: {what}; {_ANEW}"))
+        return report
+    try:
+        _check_all(store, report, threads, progress)
+    except DamagedCatalog as error:
+        report.problems.append(Problem(f"{error.message}; {_ANEW}"))
+    return report
+
+
+def _check_all(
+    store: Store, report: CheckReport, threads: int, progress: Callable[[int, int], None]
+) -> None:
+    if not store.catalog.is_sealed:
+        report.notes.append(
+            "the catalog was made by an older mergegit, without checksums; "
+            "`mergegit fsck --rebuild-catalog` adds them"
+        )
     damage, gone = _check_packs(store, report)
     damage += _check_objects(store, report, gone)
     damage += _check_blocks(store, report, gone, threads, progress)
+    _check_logs(store, report)
     needs = _Needs(store, report)
     needs.walk_refs()
     for found in damage:
@@ -63,7 +92,9 @@ def check(store: Store, *, threads: int, progress: Callable[[int, int], None]) -
         report.problems.append(Problem(what, tuple(sorted(needed_by))))
     for what, commits in needs.missing():
         report.problems.append(Problem(what, commits))
-    return report
+
+
+_ANEW: Final = "make it anew from the packs with `mergegit fsck --rebuild-catalog`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +117,7 @@ def _check_packs(store: Store, report: CheckReport) -> tuple[list[_Damage], _Gon
         report.notes.append(
             f"pack {name} is not in use: an interrupted command left it; `mergegit gc` collects it"
         )
+    damage: list[_Damage] = []
     bad: dict[int, str] = {}
     for name, number in sorted(known.items()):
         if name not in on_disk:
@@ -93,10 +125,11 @@ def _check_packs(store: Store, report: CheckReport) -> tuple[list[_Damage], _Gon
             continue
         report.packs += 1
         try:
-            for _ in scan(store.location.packs / f"{name}.pack"):
-                pass
+            records = list(scan(store.location.packs / f"{name}.pack"))
         except Damaged as error:
             bad[number] = error.message
+        else:
+            damage += _check_entries(store, name, number, records)
     keys: dict[int, set[bytes]] = {number: set() for number in bad}
     if bad:
         for block, forms in store.catalog.blocks():
@@ -109,8 +142,72 @@ def _check_packs(store: Store, report: CheckReport) -> tuple[list[_Damage], _Gon
         for object_id, place in store.catalog.objects():
             if place.pack in bad:
                 keys[place.pack].add(object_id)
-    damage = [_Damage(what, keys[number]) for number, what in bad.items()]
+    damage += [_Damage(what, keys[number]) for number, what in bad.items()]
     return damage, {number: keys[number] for name, number in known.items() if name not in on_disk}
+
+
+def _check_entries(
+    store: Store, name: str, number: int, records: Sequence[tuple[Header, int]]
+) -> list[_Damage]:
+    """Check that the catalog says of a pack what the pack says of itself.
+
+    Records that the catalog does not know, or has in another pack, nobody reads: they are checked
+    here, for a catalog that is made anew may take them.
+    """
+    damage = []
+    wrong: set[bytes] = set()
+    own = {place_of(header, number, offset) for header, offset in records}
+    for header, offset, place in _entries_of(store, records):
+        if place is not None and place.pack == number and place not in own:
+            wrong.add(header.key)
+        elif place != place_of(header, number, offset):
+            try:
+                store.reader.read_stored(place_of(header, number, offset))
+            except Damaged as error:
+                damage.append(_Damage(error.message, ()))
+    if wrong:
+        what = f"the catalog is wrong about {len(wrong)} records of pack {name}; {_ANEW}"
+        damage.append(_Damage(what, wrong))
+    return damage
+
+
+def _entries_of(
+    store: Store, records: Sequence[tuple[Header, int]]
+) -> Iterator[tuple[Header, int, Place | None]]:
+    """Records of a pack, with the place that the catalog has for each."""
+    blocks = {header.key for header, _ in records if header.kind is Kind.SEGMENT}
+    forms = store.catalog.forms_of(blocks, complete=False)
+    for header, offset in records:
+        place: Place | None = None
+        if header.kind is Kind.OBJECT:
+            place = store.catalog.object(header.key)
+        elif header.kind is Kind.STATISTICS:
+            place = store.catalog.statistics(header.key, header.base)
+        else:
+            for form in forms.get(header.key, ()):
+                same = (form.encoding, form.base, form.dtype, len(form.places))
+                if same == (header.encoding, header.base, header.dtype, header.layers):
+                    place = form.places[header.layer]
+        yield header, offset, place
+
+
+def _check_logs(store: Store, report: CheckReport) -> None:
+    """Check that the log of every ref can be read, and ends where the ref stands."""
+    for space in SPACES:
+        for name in sorted({*store.refs.logged(space), *store.refs.names(space)}):
+            try:
+                log = store.refs.log(space, name)
+                stands = store.refs.read(space, name)
+            except Damaged as error:
+                report.problems.append(Problem(f"{error.message}; {error.hint}", (name,)))
+                continue
+            ends = log[0].new if log else None
+            if ends != stands and store.refs.read(space, name) == stands:
+                report.notes.append(
+                    f"{name} stands at {short(stands) if stands else 'nothing'}, its log ends at "
+                    f"{short(ends) if ends else 'nothing'}: an interrupted command left it so, or "
+                    "the ref's file was changed or lost"
+                )
 
 
 def _check_objects(store: Store, report: CheckReport, gone: _Gone) -> list[_Damage]:
@@ -278,20 +375,31 @@ def rebuild_catalog(location: Location) -> int:
     The old catalog is replaced when the new one is complete. Packs that can't be scanned to the
     end give what they hold up to the damage.
     """
-    fresh = location.temporary / "catalog-new"
-    shutil.rmtree(fresh, ignore_errors=True)
-    catalog = Catalog(fresh)
+    discard_rebuilds(location)
+    fresh, old = _rebuilds(location)
     paths = sorted(location.packs.glob("*.pack"))
-    for path in paths:
-        catalog.enter({PackFile(path.stem, path.stat().st_size): _scan_while_sound(path)})
-    catalog.close()
-    old = location.temporary / "catalog-old"
-    shutil.rmtree(old, ignore_errors=True)
-    if location.catalog.exists():
-        os.rename(location.catalog, old)
-    os.rename(fresh, location.catalog)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        with closing(Catalog(fresh)) as catalog:
+            for path in paths:
+                catalog.enter({PackFile(path.stem, path.stat().st_size): _scan_while_sound(path)})
+        if location.catalog.exists():
+            os.rename(location.catalog, old)
+        os.rename(fresh, location.catalog)
+        confirm(location.root, f"{location.catalog} is made anew")
+    finally:
+        discard_rebuilds(location)
     return len(paths)
+
+
+def discard_rebuilds(location: Location) -> None:
+    """Remove the old catalog, and the new one of a rebuild that was not finished."""
+    for path in _rebuilds(location):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _rebuilds(location: Location) -> tuple[Path, Path]:
+    """Where a new catalog is made, and where the old one goes."""
+    return location.temporary / "catalog-new", location.temporary / "catalog-old"
 
 
 def _scan_while_sound(path: Path) -> Iterator[tuple[Header, int]]:

@@ -12,7 +12,7 @@ The caller holds the store's lease exclusively: nobody writes meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,7 +141,30 @@ def plan_collection(store: Store, limit: int | None) -> Collection:
             dead.append(number)
         elif is_worth_rewriting(file.length - EMPTY_BYTES - live[number], file.length):
             sparse.append(number)
+    while orphaned := _orphaned(store, needed, {*dead, *sparse}):
+        sparse = sorted({*sparse, *orphaned})
     return Collection(needed, dead, sparse, sum(live[number] for number in sparse))
+
+
+def _orphaned(store: Store, needed: Needed, leaving: Set[int]) -> set[int]:
+    """Packs that would stay, with deltas in them whose bases would not.
+
+    Nothing needs these deltas, but the catalog would have them, and whoever wrote the same block
+    would take it for stored.
+    """
+    gone = {
+        block
+        for block, forms in store.catalog.blocks()
+        if block not in needed.blocks and block not in needed.bases
+        if all(any(place.pack in leaving for place in form.places) for form in forms)
+    }
+    found: set[int] = set()
+    for _, forms in store.catalog.blocks() if gone else ():
+        for form in forms:
+            packs = {place.pack for place in form.places}
+            if form.base in gone and not packs & leaving:
+                found |= packs
+    return found
 
 
 def _logs(store: Store) -> Iterator[tuple[Space, str]]:

@@ -83,8 +83,10 @@ def merge_blocks(
         done += nbytes
         progress(done, total)
 
+    passing = inputs.aligned.passing if inputs.aligned is not None else frozenset()
+
     def prepare(block: BlockId, dtype: str, data: bytes, base: Base | None) -> PreparedBlock:
-        if plainly or base is None:
+        if plainly or base is None or base.block in passing:
             return store.prepare_block(block, dtype, data)
         return store.prepare_block(block, dtype, data, base.block, base.data)
 

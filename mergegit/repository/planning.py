@@ -133,6 +133,8 @@ def gather(
         computed.update(blocks)
     lengths = tuple(part.base_layers[1] - part.base_layers[0] for part in recipe.slices)
     where = places(base.tensors, lengths, stack)
+    if not any(place.in_layers for place in where.values()):
+        recipe.refuse_gradients()
     parts = [Part(*part) for part in recipe.parts()]
     copied = _copied(recipe, base, experts, where, parts, computed)
     matching = match(

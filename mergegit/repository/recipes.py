@@ -157,6 +157,7 @@ def recipe_of_document(
     ``known`` are commits by the names that the document has for them: results of documents before
     it, and models that were added from paths. Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.
     """
+    check_words(document)
     asked = _Asked(store, known)
     method = method_named(document.merge_method)
     base = asked.model(document.base_model) if document.base_model else None
@@ -312,6 +313,34 @@ def _tokenizer_of(recipe: Recipe, names: Sequence[str], reference: str) -> Token
     )
 
 
+def check_words(document: Document) -> None:
+    """What can be told of a recipe before its models are looked at: its method, and the names and
+    values of its parameters. Raises ``BadRecipe``."""
+    method = method_named(document.merge_method)
+    shared = [("", document.parameters), *(("", part.parameters) for part in document.slices)]
+    sources = [*document.models, *(source for part in document.slices for source in part.sources)]
+    for model, given in [*shared, *((source.model, source.parameters) for source in sources)]:
+        for name, setting in _understood(given, method).items():
+            parameter = method.parameter(name)
+            of = f"{model}.{name}" if model else name
+            if model and not parameter.per_expert:
+                raise BadRecipe(
+                    f"{of}: an expert can't have a {name} of its own",
+                    hint=f"give it for all, as {name}",
+                )
+            for value in setting.values:
+                parameter.check(value, of)
+
+
+def check_models(store: Store, document: Document, known: Mapping[str, ResolvedRef]) -> None:
+    """Look for the models of a recipe, but those that are directories and may be added, and
+    adapters on these. Raises ``UnknownRef``."""
+    asked = _Asked(store, known)
+    for name in models_of(document):
+        if not Path(name).is_dir() and "+" not in name:
+            asked.model(name)
+
+
 def _check_base(document: Document, method: Method, takes_deltas: bool) -> None:
     if document.reference is not None and takes_deltas:
         raise BadRecipe(
@@ -380,8 +409,6 @@ def _sources(
         return listed
     if takes_deltas:
         rest = [source for source in listed if source.model != name]
-        for source in listed:
-            _check_unused(source, name, method)
         if not rest and not document.slices:
             raise BadRecipe(
                 f"the recipe names no model but its base {name}",
@@ -405,14 +432,6 @@ def _check_ranges(sources: Sequence[SourceSpec]) -> None:
                 f"the slice takes {source.model} without a layer_range",
                 hint="give every source of a slice its layer_range, like [0, 32]",
             )
-
-
-def _check_unused(source: SourceSpec, base: str, method: Method) -> None:
-    """Parameters of a base have no effect; misspelt ones are refused all the same."""
-    if source.model == base:
-        for name, setting in _understood(source.parameters, method).items():
-            for value in setting.values:
-                method.parameter(name).check(value, f"{base}.{name}")
 
 
 def _distinct(parts: Sequence[Sequence[SourceSpec]], asked: _Asked) -> list[ResolvedRef]:

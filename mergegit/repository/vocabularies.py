@@ -54,18 +54,15 @@ _DECISIVE: Final = (
 
 
 class StoredFiles(Mapping[str, bytes]):
-    """Files of a commit by path; their contents are read when they are asked for."""
+    """Files of a commit by path; their contents are read when they are asked for, and not held."""
 
     def __init__(self, store: Store, ids: Mapping[str, TensorId]) -> None:
         self.ids = ids
         self._store = store
-        self._read: dict[str, bytes] = {}
 
     def __getitem__(self, path: str) -> bytes:
-        if path not in self._read:
-            blocks = self._store.tensor(self.ids[path]).blocks()
-            self._read[path] = b"".join(self._store.read_block(block) for block in blocks)
-        return self._read[path]
+        blocks = self._store.tensor(self.ids[path]).blocks()
+        return b"".join(self._store.read_block(block) for block in blocks)
 
     def __contains__(self, path: object) -> bool:
         return path in self.ids
@@ -190,9 +187,10 @@ class Vocabularies:
             return read_vocabulary(base.files, base.ref)
         return read_vocabulary(member.files, member.ref)
 
-    def key(self, place: int, name: str) -> bytes:
-        """What a member's aligned tensor is remembered by: a hash of all that it depends on."""
-        return hash_object(canonical_json([self._facts, place, name]))
+    def key(self, place: int, name: str, *, kept: bool = False) -> bytes:
+        """What a member's aligned tensor is remembered by: a hash of all that it depends on; or,
+        where it is ``kept``, that it is the member's own."""
+        return hash_object(canonical_json([self._facts, place, name, kept]))
 
     @cached_property
     def _facts(self) -> str:

@@ -2,30 +2,31 @@
 
 It holds no truth. Everything in it comes from packs, and ``mergegit fsck --rebuild-catalog`` makes
 it again from them. Keys and values are small and of fixed form; blocks' bytes are never in it.
+
+A value is followed by a checksum of its key and itself, so that what is damaged, or stands under
+another key than it was put under, is never taken for the truth. A catalog of before has none.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import struct
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import lmdb
+from blake3 import blake3
 
 from mergegit.errors import UnusableRepository
 from mergegit.objects import ID_BYTES
+from mergegit.storage import pages
+from mergegit.storage.environment import environments
 from mergegit.storage.location import no_space, sync_directory
 from mergegit.storage.pack import NO_ID, Compression, Encoding, Header, Kind
-
-MAP_BYTES: Final = 1 << 40
-"""Address space reserved once. The file grows with its contents alone."""
 
 _FULL_BYTES: Final = 1 << 18
 """With less free space than this, an error of LMDB is taken for a full disk: of a write that was
@@ -33,6 +34,22 @@ cut short it does not tell."""
 
 CHECK_BYTES: Final = 8
 """Bytes of a payload's checksum that the catalog keeps."""
+
+_SEAL_BYTES: Final = 8
+"""Bytes of the checksum that follows a value."""
+
+_MAX_VALUE: Final = 1 << 18
+"""No value is longer: a length beyond it is damage, and following it would leave the file."""
+
+_SLACK: Final = 4 * _MAX_VALUE
+"""Bytes that the file is longer than its contents, without taking any on disk: a damaged place or
+length in its last pages leads there, and not beyond its end, where the kernel ends a process."""
+
+_MAX_LOOKS: Final = 100
+"""So often is a state of the file looked for that others replace meanwhile."""
+
+_MAX_MISSING: Final = 1 << 30
+"""A file that is so many bytes shorter than it says is damaged beyond use."""
 
 MAX_RESULTS: Final = 1 << 21
 """Results of merges that are remembered, at about 100 bytes each; with more, all are forgotten."""
@@ -42,6 +59,9 @@ _FORM = struct.Struct("<BBBx32s")
 _PACK = struct.Struct("<Q16s")
 _NUMBER = struct.Struct(">I")
 _LAST_PACK: Final = b"last-pack"
+_SEALED: Final = b"sealed"
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,98 +115,14 @@ class PackFile:
     length: int
 
 
-class _Environments:
-    """The LMDB environments that this process has open, each with its number of users.
+class DamagedCatalog(UnusableRepository):
+    """A catalog that does not hold what was put there."""
 
-    LMDB allows an environment to be open once in a process; repositories may be open any number
-    of times. What a fork inherits does not count: a child opens its own.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[tuple[int, str], tuple[lmdb.Environment, int]] = {}
-
-    def open(self, path: Path, read_only: bool) -> lmdb.Environment:
-        with self._lock:
-            key = (os.getpid(), os.path.realpath(path))
-            known = self._open.get(key)
-            if known is None:
-                known = _open(path, read_only), 0
-            self._open[key] = known[0], known[1] + 1
-            return known[0]
-
-    def close(self, path: Path) -> None:
-        with self._lock:
-            key = (os.getpid(), os.path.realpath(path))
-            known = self._open.pop(key, None)
-            if known is None:
-                return
-            if known[1] > 1:
-                self._open[key] = known[0], known[1] - 1
-            else:
-                known[0].close()
-
-
-_environments = _Environments()
-
-
-def _open(path: Path, read_only: bool) -> lmdb.Environment:
-    """Open an environment, which is made if it is not there, one process at a time.
-
-    The first process that opens an environment sets up what all share, which others wait for in
-    ``lmdb.open``. If it dies meanwhile they go on with what is not set up, and the next to write
-    takes an older state for the newest. So they wait here.
-    """
-    if not read_only and not path.exists():
-        path.mkdir(parents=True, exist_ok=True)
-    with _opening(path):
-        if not read_only:
-            _create(path)
-        return lmdb.open(
-            os.fspath(path),
-            map_size=MAP_BYTES,
-            max_dbs=8,
-            max_readers=512,
-            readonly=read_only,
-            create=not read_only,
-            lock=True,
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            f"the catalog {path} is damaged: {what}",
+            hint="make it anew from the packs with `mergegit fsck --rebuild-catalog`",
         )
-
-
-@contextmanager
-def _opening(path: Path) -> Iterator[None]:
-    """Holds the lock of a directory, if it is one; the kernel frees it when its holder dies."""
-    if not path.is_dir():
-        yield  # LMDB says what is wrong
-        return
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _create(path: Path) -> None:
-    """Make an empty environment, if there is none, so that it is there whole or not at all.
-
-    LMDB writes the beginning of its file in place, and would not know it again if that was cut.
-    """
-    file, fresh = path / "data.mdb", path / "data.mdb.new"
-    if file.exists() or not path.is_dir():
-        return
-    fresh.unlink(missing_ok=True)
-    lmdb.open(os.fspath(fresh), subdir=False, lock=False).close()
-    _sync_file(fresh)
-    os.rename(fresh, file)
-
-
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class Catalog:
@@ -197,7 +133,7 @@ class Catalog:
         self._path = path
         self._closed = False
         with self._explain_errors():
-            self._env = _environments.open(path, read_only)
+            self._env = environments.open(path, read_only)
             if not read_only:
                 self._env.reader_check()
                 self._fill_up()
@@ -211,6 +147,19 @@ class Catalog:
                 self._meta,
             ) = (self._env.open_db(name, create=not read_only) for name in names)
             self._results = self._open_results(read_only)
+            self._sealed = self._find_seal(read_only)
+
+    def _find_seal(self, read_only: bool) -> bool:
+        """Whether values are followed by checksums: in every catalog that was made with them."""
+        with self._env.begin() as txn:
+            sealed = txn.get(_SEALED, db=self._meta) is not None
+            is_new = not txn.stat(self._packs)["entries"]
+        if not sealed and is_new and not read_only:
+            with self._env.begin(write=True) as txn:
+                sealed = not txn.stat(self._packs)["entries"]
+                if sealed:
+                    txn.put(_SEALED, b"1", db=self._meta)
+        return sealed
 
     def _open_results(self, read_only: bool) -> lmdb._Database | None:
         """The table of results; a repository that was never written since there is one has none."""
@@ -222,7 +171,7 @@ class Catalog:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            _environments.close(self._path)
+            environments.close(self._path)
 
     def _fill_up(self) -> None:
         """Make the file as long as its map says, so that what was cut off reads as damaged.
@@ -230,7 +179,7 @@ class Catalog:
         Beyond the end of a mapped file the kernel ends the process. The transaction keeps other
         processes from making the file longer meanwhile.
         """
-        if self._missing_bytes() > 0:
+        if self._missing_bytes() > _SLACK // 2:
             with self._env.begin(write=True):
                 missing = self._missing_bytes()
                 if missing > 0:
@@ -238,8 +187,11 @@ class Catalog:
                     os.truncate(file, file.stat().st_size + missing)
 
     def _missing_bytes(self) -> int:
-        length: int = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"]
-        return length - (self._path / "data.mdb").stat().st_size
+        length: int = (self._env.info()["last_pgno"] + 1) * self._env.stat()["psize"] + _SLACK
+        missing = length - (self._path / "data.mdb").stat().st_size
+        if missing > _MAX_MISSING:
+            raise DamagedCatalog(self._path, f"its file says that it is {length:,} bytes long")
+        return missing
 
     @contextmanager
     def _read(self) -> Iterator[lmdb.Transaction]:
@@ -250,13 +202,15 @@ class Catalog:
     def _begin(self, *, write: bool) -> Iterator[lmdb.Transaction]:
         if os.getpid() != self._pid:
             raise RuntimeError("a Repository can't be used across a fork; open it again")
-        with self._explain_errors(), self._env.begin(write=write) as txn:
+        with self._explain_errors(), self._env.begin(write=write, buffers=True) as txn:
             yield txn
 
     @contextmanager
     def _explain_errors(self) -> Iterator[None]:
         try:
             yield
+        except pages.Unsound as error:
+            raise DamagedCatalog(self._path, str(error)) from error
         except lmdb.Error as error:
             lock = self._path / "lock.mdb"
             if lock.exists() and not os.access(lock, os.R_OK | os.W_OK):
@@ -277,36 +231,89 @@ class Catalog:
                 "`mergegit fsck --rebuild-catalog`",
             ) from error
 
+    # -- values ----------------------------------------------------------------------------------
+
+    def _put(self, txn: lmdb.Transaction, table: lmdb._Database, key: bytes, value: bytes) -> None:
+        txn.put(key, value + _seal(key, value) if self._sealed else value, db=table)
+
+    def _take(
+        self, key: bytes | memoryview, value: bytes | memoryview, unpack: Callable[[bytes], _Value]
+    ) -> _Value:
+        """What was put under a key. Raises ``DamagedCatalog``."""
+        # LMDB hands out views, and their lengths are not beyond doubt.
+        if len(value) <= _MAX_VALUE:
+            data = bytes(value)
+            body = data[:-_SEAL_BYTES] if self._sealed else data
+            if not self._sealed or data[-_SEAL_BYTES:] == _seal(bytes(key), body):
+                try:
+                    return unpack(body)
+                except (struct.error, ValueError):
+                    pass  # nor are the values of a catalog without checksums
+        raise DamagedCatalog(self._path, f"entry {bytes(key)[:6].hex()} can't be read")
+
+    def _find(
+        self,
+        txn: lmdb.Transaction,
+        table: lmdb._Database,
+        key: bytes,
+        unpack: Callable[[bytes], _Value],
+    ) -> _Value | None:
+        value = txn.get(key, db=table)
+        return None if value is None else self._take(key, value, unpack)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether values are followed by checksums."""
+        return self._sealed
+
+    def damage(self) -> str | None:
+        """What is wrong with the pages of its file; None where they are sound."""
+        for _ in range(_MAX_LOOKS):
+            with self._read() as txn:
+                try:
+                    if pages.check(self._path / "data.mdb", txn.id()):
+                        return None
+                except pages.Unsound as error:
+                    return str(error)
+        return None
+
     # -- reading ---------------------------------------------------------------------------------
 
     def pack(self, number: int) -> PackFile | None:
         with self._read() as txn:
-            value = txn.get(_NUMBER.pack(number), db=self._packs)
-        return _pack_file(_bytes(value)) if value else None
+            return self._find(txn, self._packs, _NUMBER.pack(number), _pack_file)
 
     def packs(self) -> dict[int, PackFile]:
         with self._read() as txn:
-            rows = list(txn.cursor(self._packs))
-        return {_NUMBER.unpack(key)[0]: _pack_file(_bytes(value)) for key, value in rows}
+            found = [(bytes(k), self._take(k, v, _pack_file)) for k, v in txn.cursor(self._packs)]
+        return {int.from_bytes(key, "big"): file for key, file in found}
 
     def forms(self, block: bytes) -> list[StoredForm]:
         """The complete forms in which a block is stored; empty where there is none."""
         return self.forms_of([block]).get(block, [])
 
-    def forms_of(self, blocks: Iterable[bytes]) -> dict[bytes, list[StoredForm]]:
-        """``forms`` of many blocks in one transaction; blocks that are not stored are left out."""
+    def forms_of(
+        self, blocks: Iterable[bytes], *, complete: bool = True
+    ) -> dict[bytes, list[StoredForm]]:
+        """``forms`` of many blocks in one transaction; blocks that are not stored are left out.
+
+        Forms of which layers are missing are left out unless ``complete`` is false.
+        """
         with self._read() as txn:
             found = txn.cursor(self._blocks).getmulti(sorted(set(blocks)))
-        stored = {
-            bytes(key): [form for form in _unpack_forms(_bytes(value)) if form.is_complete]
-            for key, value in found
-        }
+            stored = {
+                bytes(key): [
+                    form
+                    for form in self._take(key, value, _unpack_forms)
+                    if form.is_complete or not complete
+                ]
+                for key, value in found
+            }
         return {block: forms for block, forms in stored.items() if forms}
 
     def object(self, object_id: bytes) -> Place | None:
         with self._read() as txn:
-            value = txn.get(object_id, db=self._objects)
-        return _unpack_place(_bytes(value)) if value else None
+            return self._find(txn, self._objects, object_id, _unpack_place)
 
     def objects_with_prefix(self, low: bytes, high: bytes) -> list[bytes]:
         """Ids of objects from ``low`` to ``high``, both included."""
@@ -322,26 +329,26 @@ class Catalog:
 
     def statistics(self, tensor: bytes, base: bytes) -> Place | None:
         with self._read() as txn:
-            value = txn.get(tensor + base, db=self._statistics)
-        return _unpack_place(_bytes(value)) if value else None
+            return self._find(txn, self._statistics, tensor + base, _unpack_place)
 
     def blocks(self) -> Iterator[tuple[bytes, list[StoredForm]]]:
         """Every block, in the order of ids. Holds a transaction open: for checks alone."""
         with self._read() as txn:
             for key, value in txn.cursor(self._blocks):
-                yield bytes(key), _unpack_forms(_bytes(value))
+                yield bytes(key), self._take(key, value, _unpack_forms)
 
     def objects(self) -> Iterator[tuple[bytes, Place]]:
         """Every object, in the order of ids."""
         with self._read() as txn:
             for key, value in txn.cursor(self._objects):
-                yield bytes(key), _unpack_place(_bytes(value))
+                yield bytes(key), self._take(key, value, _unpack_place)
 
     def statistics_places(self) -> Iterator[tuple[bytes, bytes, Place]]:
         """The place of every statistics: tensor, base tensor, place."""
         with self._read() as txn:
             for key, value in txn.cursor(self._statistics):
-                yield bytes(key[:ID_BYTES]), bytes(key[ID_BYTES:]), _unpack_place(_bytes(value))
+                place = self._take(key, value, _unpack_place)
+                yield bytes(key[:ID_BYTES]), bytes(key[ID_BYTES:]), place
 
     def all_statistics(self) -> Iterator[tuple[bytes, bytes]]:
         """Every pair of a tensor and a base tensor that statistics were taken of."""
@@ -356,9 +363,9 @@ class Catalog:
             return found
         with self._read() as txn:
             for key in keys:
-                value = txn.get(key, db=self._results)
+                value = self._find(txn, self._results, key, bytes)
                 if value is not None:
-                    found[key] = _bytes(value)
+                    found[key] = value
         return found
 
     def forget_results(self) -> int:
@@ -366,9 +373,10 @@ class Catalog:
         if self._results is None:
             return 0
         with self._begin(write=True) as txn:
+            made = [(bytes(key), self._take(key, v, bytes)) for key, v in txn.cursor(self._results)]
             stale = [
-                bytes(key)
-                for key, value in txn.cursor(self._results)
+                key
+                for key, value in made
                 if txn.get(value, db=self._blocks) is None
                 and txn.get(value, db=self._objects) is None
             ]
@@ -413,10 +421,10 @@ class Catalog:
                     place = place_of(header, number, offset)
                     match header.kind:
                         case Kind.OBJECT:
-                            txn.put(header.key, _pack_place(place), db=self._objects)
+                            self._put(txn, self._objects, header.key, _pack_place(place))
                         case Kind.STATISTICS:
                             key = header.key + header.base
-                            txn.put(key, _pack_place(place), db=self._statistics)
+                            self._put(txn, self._statistics, key, _pack_place(place))
                         case Kind.SEGMENT:
                             form = (header.key, header.base, header.encoding)
                             layers.setdefault(form, []).append((header, place))
@@ -430,7 +438,7 @@ class Catalog:
                 if txn.stat(self._results)["entries"] + len(results) > MAX_RESULTS:
                     txn.drop(self._results, delete=False)
                 for key, value in results.items():
-                    txn.put(key, value, db=self._results)
+                    self._put(txn, self._results, key, value)
 
     def _drop_pack(self, txn: lmdb.Transaction, number: int, headers: Iterable[Header]) -> None:
         """Forget a pack: what lies in it, and every form that has a layer in it."""
@@ -438,22 +446,18 @@ class Catalog:
             if header.kind is not Kind.SEGMENT:
                 self._drop_place(txn, number, header)
                 continue
-            value = txn.get(header.key, db=self._blocks)
-            if value is None:
+            known = self._find(txn, self._blocks, header.key, _unpack_forms)
+            if known is None:
                 continue
-            forms = [
-                form
-                for form in _unpack_forms(_bytes(value))
-                if all(place.pack != number for place in form.places)
-            ]
+            forms = [f for f in known if all(place.pack != number for place in f.places)]
             if forms:
-                txn.put(header.key, b"".join(map(_pack_form, forms)), db=self._blocks)
+                self._put(txn, self._blocks, header.key, b"".join(map(_pack_form, forms)))
             else:
                 txn.delete(header.key, db=self._blocks)
         key = _NUMBER.pack(number)
-        known = txn.get(key, db=self._packs)
-        if known is not None:
-            txn.delete(_pack_file(_bytes(known)).name.encode(), db=self._numbers)
+        file = self._find(txn, self._packs, key, _pack_file)
+        if file is not None:
+            txn.delete(file.name.encode(), db=self._numbers)
             txn.delete(key, db=self._packs)
 
     def _drop_place(self, txn: lmdb.Transaction, number: int, header: Header) -> None:
@@ -461,8 +465,8 @@ class Catalog:
         is_object = header.kind is Kind.OBJECT
         key = header.key if is_object else header.key + header.base
         table = self._objects if is_object else self._statistics
-        value = txn.get(key, db=table)
-        if value is not None and _unpack_place(_bytes(value)).pack == number:
+        place = self._find(txn, table, key, _unpack_place)
+        if place is not None and place.pack == number:
             txn.delete(key, db=table)
 
     def _enter_pack(self, txn: lmdb.Transaction, pack: PackFile) -> int:
@@ -471,18 +475,18 @@ class Catalog:
         Readers in other processes hold packs open by their numbers.
         """
         name = pack.name.encode()
-        known = txn.get(name, db=self._numbers)
-        number: int
+        known = self._find(txn, self._numbers, name, _unpack_number)
         if known is not None:
-            (number,) = _NUMBER.unpack(known)
-            return number
+            return known
+        last = self._find(txn, self._meta, _LAST_PACK, _unpack_number)
         cursor = txn.cursor(self._packs)
-        last = txn.get(_LAST_PACK, db=self._meta) or (cursor.key() if cursor.last() else None)
-        number = _NUMBER.unpack(last)[0] + 1 if last else 1
+        if last is None and cursor.last():
+            last = _unpack_number(bytes(cursor.key()))
+        number = (last or 0) + 1
         key = _NUMBER.pack(number)
-        txn.put(_LAST_PACK, key, db=self._meta)
-        txn.put(name, key, db=self._numbers)
-        txn.put(key, _PACK.pack(pack.length, bytes.fromhex(pack.name)), db=self._packs)
+        self._put(txn, self._meta, _LAST_PACK, key)
+        self._put(txn, self._numbers, name, key)
+        self._put(txn, self._packs, key, _PACK.pack(pack.length, bytes.fromhex(pack.name)))
         return number
 
     def _enter_layers(
@@ -494,8 +498,7 @@ class Catalog:
         layers: list[tuple[Header, Place]],
         leaving: set[int],
     ) -> None:
-        value = txn.get(block, db=self._blocks)
-        forms = _unpack_forms(_bytes(value)) if value else []
+        forms = self._find(txn, self._blocks, block, _unpack_forms) or []
         same = [form for form in forms if (form.encoding, form.base) == (encoding, base)]
         stays = same and all(place.pack not in leaving for place in same[0].places)
         if stays and same[0].is_complete:
@@ -506,12 +509,18 @@ class Catalog:
             places[header.layer] = place
         new = StoredForm(encoding, layers[0][0].dtype, tuple(places), base)
         others = [form for form in forms if form not in same]
-        txn.put(block, b"".join(map(_pack_form, [*others, new])), db=self._blocks)
+        self._put(txn, self._blocks, block, b"".join(map(_pack_form, [*others, new])))
 
 
-def _bytes(value: bytes | memoryview) -> bytes:
-    """What LMDB hands out, as bytes: it gives memory views to those who ask for them alone."""
-    return bytes(value)
+def _seal(key: bytes, value: bytes) -> bytes:
+    """The checksum that follows a value."""
+    return blake3(key + value).digest(_SEAL_BYTES)
+
+
+def _unpack_number(value: bytes) -> int:
+    number: int
+    (number,) = _NUMBER.unpack(value)
+    return number
 
 
 def place_of(header: Header, pack: int, offset: int) -> Place:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mergegit.encoding import FORMAT_VERSION
-from mergegit.errors import NotARepository, UnusableRepository
+from mergegit.errors import NoSpace, NotARepository, Unconfirmed, UnusableRepository
 
 DIRECTORY: Final = ".mergegit"
 
@@ -79,7 +80,7 @@ def create(directory: Path) -> tuple[Location, bool]:
         _check(location)
         return location, False
     try:
-        location.root.mkdir(parents=True, exist_ok=True)
+        make_directory(location.root, _nearest(location.root))
         refuse_network_file_system(location.root)
         for path in (location.packs, location.refs, location.logs, location.temporary):
             path.mkdir(exist_ok=True)
@@ -90,7 +91,6 @@ def create(directory: Path) -> tuple[Location, bool]:
         with locked(location.lock_file):
             version = f"mergegit repository {FORMAT_VERSION}\n"
             write_durably(location.version_file, version.encode(), location.temporary / "format")
-        sync_directory(directory)
     except FileNotFoundError as error:
         raise UnusableRepository(
             f"no directory can be made in {directory}", hint="choose another directory"
@@ -105,6 +105,11 @@ def create(directory: Path) -> tuple[Location, bool]:
             f"{error.filename} is in the way: not a directory", hint="choose another directory"
         ) from error
     return location, True
+
+
+def _nearest(path: Path) -> Path:
+    """The directory above a path that is there."""
+    return next(parent for parent in path.parents if parent.exists())
 
 
 def discover(start: Path) -> Location:
@@ -182,6 +187,16 @@ def refuse_network_file_system(path: Path) -> None:
         )
 
 
+def disk_bytes(root: Path) -> int:
+    """Bytes that the files below a directory take on disk, without those that go meanwhile."""
+    total = 0
+    for directory, _, files in os.walk(root):
+        for file in files:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(directory, file)).st_blocks * 512
+    return total
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Holds the lock of a file; the kernel frees it when its holder dies."""
@@ -197,7 +212,8 @@ def write_durably(path: Path, data: bytes, temporary: Path) -> None:
     """Write a small file so that after a crash it is the old one or the new one.
 
     ``temporary`` is where it is written first, on the same file system. Whoever writes there
-    holds the repository's lock: what a killed process left is overwritten.
+    holds the repository's lock: what a killed process left is overwritten. Raises ``Unconfirmed``
+    where it is the new one, and that may not outlive a power cut.
     """
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
@@ -207,9 +223,41 @@ def write_durably(path: Path, data: bytes, temporary: Path) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise
-    sync_directory(path.parent)
+    confirm(path.parent, f"{path} is written")
+
+
+def confirm(directory: Path, done: str) -> None:
+    """Make durable what was done in a directory. Raises ``Unconfirmed``, which says what."""
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        raise Unconfirmed(
+            f"{done}, but the disk did not confirm it ({os.strerror(error.errno or 0)})",
+            hint="see to the disk, run the command again, and check with `mergegit fsck`",
+        ) from error
+
+
+def make_directory(path: Path, root: Path) -> None:
+    """Make a directory durably, with those below ``root`` that lead to it.
+
+    Those that are there are made durable all the same: who made them may have died before.
+    """
+    if path != root:
+        make_directory(path.parent, root)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def no_space(place: Path, number: int = errno.ENOSPC) -> NoSpace:
+    """The error of a full disk or, by the number of the system's error, of a full quota."""
+    what = "the quota is used up" if number == errno.EDQUOT else "no space left"
+    return NoSpace(
+        f"{what} on the disk of {place}",
+        hint="free some space and run the command again; nothing was lost",
+    )
 
 
 def sync_directory(path: Path) -> None:

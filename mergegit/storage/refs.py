@@ -11,13 +11,21 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from mergegit.errors import Damaged, InvalidName, RefConflict, UnknownRef
 from mergegit.objects import ID_BYTES, CommitId
-from mergegit.storage.location import Location, locked, sync_directory, write_durably
+from mergegit.storage.location import (
+    Location,
+    confirm,
+    locked,
+    make_directory,
+    sync_directory,
+    write_durably,
+)
 
 Space = Literal["heads", "tags"]
 SPACES: Final[tuple[Space, ...]] = ("heads", "tags")
@@ -136,7 +144,9 @@ class Refs:
         except FileNotFoundError:
             return []
         *lines, _torn = text.split("\n")
-        return [_parse_log_line(line) for line in reversed(lines)]
+        if lines and "\0" in lines[-1]:
+            lines.pop()  # torn, too: what a power cut left of it begins in its middle
+        return [_parse_log_line(line, self._log_path(space, name)) for line in reversed(lines)]
 
     def logged(self, space: Space) -> list[str]:
         """The names that have a log, in order: refs, and refs that were deleted."""
@@ -200,11 +210,15 @@ class Refs:
             kept += [replace(entry, old=None) for entry in moved_there[:1]]
         return kept
 
-    def update(self, update: RefUpdate) -> None:
-        """Move a ref, if it is still where ``update.old`` says. Raises ``RefConflict``."""
+    def update(self, update: RefUpdate, *, has_looked: bool = False) -> None:
+        """Move a ref, if it is still where ``update.old`` says. Raises ``RefConflict``.
+
+        Who ``has_looked`` for the ref before, and not found it, loses to another command when it
+        is there by now; without, a ref that is there is in the way.
+        """
         check_name(update.name, update.space)
         with locked(self._location.lock_file):
-            self._check_current(update)
+            self._check_current(update, has_looked=has_looked)
             self._apply(update)
 
     def rename(self, away: RefUpdate, here: RefUpdate) -> None:
@@ -218,15 +232,15 @@ class Refs:
             self._append_log(away)
             self._append_log(here)
             os.rename(old, new)
-            sync_directory(new.parent)
-            sync_directory(old.parent)
+            for directory in {new.parent, old.parent}:
+                confirm(directory, f"{old} is renamed to {new}")
             self._drop_empty_parents(old)
 
-    def _check_current(self, update: RefUpdate) -> None:
+    def _check_current(self, update: RefUpdate, *, has_looked: bool = False) -> None:
         word = _WORD[update.space]
         current = self.read(update.space, update.name)
         if current != update.old:
-            if update.old is None:
+            if update.old is None and not has_looked:
                 raise RefConflict(
                     f"{word} {update.name} exists already",
                     hint=f"choose another name, or delete it with `mergegit {word} -d`",
@@ -241,20 +255,13 @@ class Refs:
         if update.new is None:
             self._append_log(update)
             path.unlink()
-            sync_directory(path.parent)
+            confirm(path.parent, f"{path} is removed")
             self._drop_empty_parents(path)
             return
         if update.old is None:
             self._make_room(update)
         self._append_log(update)
         write_durably(path, f"{update.new.hex()}\n".encode(), self._location.temporary / "ref")
-
-    def _make_directory(self, path: Path) -> None:
-        """Make a directory of refs durably, with those above it."""
-        if not path.exists():
-            self._make_directory(path.parent)
-            path.mkdir()
-            sync_directory(path.parent)
 
     def _make_room(self, update: RefUpdate) -> None:
         """Prepare the place of a new ref. A name can't be a directory of other names as well."""
@@ -265,23 +272,32 @@ class Refs:
                     hint="choose a name that is not the beginning of another before a '/'",
                 )
         path = self._path(update.space, update.name)
-        self._make_directory(path.parent)
+        make_directory(path.parent, self._location.refs)
         if path.is_dir():
             shutil.rmtree(path)  # a killed command left it; no ref lies below
 
     def _append_log(self, update: RefUpdate) -> None:
         line = _log_line(update)
         path = self._log_path(update.space, update.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent, self._location.logs)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            is_new = not _drop_torn_line(fd)
-            os.write(fd, line)
+            _drop_torn_line(fd)
+            _write(fd, line)
             os.fsync(fd)
         finally:
             os.close(fd)
-        if is_new:
-            sync_directory(path.parent)
+        sync_directory(path.parent)
+
+    def clear(self) -> None:
+        """Remove what killed commands left: directories without refs, and half a ref."""
+        with locked(self._location.lock_file):
+            (self._location.temporary / "ref").unlink(missing_ok=True)
+            for space in SPACES:
+                for directory, _, _ in os.walk(self._location.refs / space, topdown=False):
+                    if Path(directory).parent != self._location.refs:
+                        with suppress(OSError):
+                            os.rmdir(directory)
 
     def _drop_empty_parents(self, path: Path) -> None:
         root = self._location.refs
@@ -316,27 +332,39 @@ def _hex_or_zero(commit: CommitId | None) -> str:
 
 def _log_line(entry: RefUpdate | LogEntry) -> bytes:
     old, new = (_hex_or_zero(commit) for commit in (entry.old, entry.new))
-    author = re.sub(r"[\t\n\r]", " ", entry.author)
-    reason = re.sub(r"[\t\n\r]", " ", entry.reason)
+    author = re.sub(r"[\0\t\n\r]", " ", entry.author)
+    reason = re.sub(r"[\0\t\n\r]", " ", entry.reason)
     return f"{old} {new} {entry.time} {author}\t{reason}\n".encode("utf-8", "replace")
 
 
-def _drop_torn_line(fd: int) -> int:
-    """Cut off what a killed process left of a log's last line; returns the log's length."""
-    size = end = os.fstat(fd).st_size
-    while end:
-        start = max(0, end - 4096)
-        at = os.pread(fd, end - start, start).rfind(b"\n")
-        if at >= 0:
-            end = start + at + 1
-            break
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _drop_torn_line(fd: int) -> None:
+    """Cut off what a killed process or a power cut left of a log's last line."""
+    size = os.fstat(fd).st_size
+    end = _end_of_line(fd, size)
+    start = _end_of_line(fd, end - 1) if end else 0
+    if b"\0" in os.pread(fd, end - start, start):
         end = start
     if end < size:
         os.ftruncate(fd, end)
-    return end
 
 
-def _parse_log_line(line: str) -> LogEntry:
+def _end_of_line(fd: int, end: int) -> int:
+    """Where the last whole line ends that lies before a place in a file."""
+    while end > 0:
+        start = max(0, end - 4096)
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def _parse_log_line(line: str, path: Path) -> LogEntry:
     try:
         head, _, reason = line.partition("\t")
         old, new, time, author = head.split(" ", 3)
@@ -344,5 +372,6 @@ def _parse_log_line(line: str) -> LogEntry:
         return LogEntry(ids[0], ids[1], author, int(time), reason)
     except ValueError as error:
         raise Damaged(
-            f"a line of a ref's log can't be read: {line[:80]!r}", hint="run `mergegit fsck`"
+            f"a line of a ref's log, {path}, can't be read: {line[:80]!r}",
+            hint="remove the line from the file, or the file; it only tells where the ref stood",
         ) from error

@@ -37,7 +37,7 @@ class Trash:
             sync_directory(self._location.root)
         for name in wanted:
             path = _in(self._location.packs, name)
-            os.utime(path, ns=(_ns(now), _ns(now)))
+            _set_time(path, _ns(now))
             os.rename(path, _in(self._location.trash, name))
         sync_directory(self._location.trash)
         sync_directory(self._location.packs)
@@ -67,6 +67,16 @@ class Trash:
 
 def _in(directory: Path, name: str) -> Path:
     return directory / f"{name}.pack"
+
+
+def _set_time(path: Path, ns: int) -> None:
+    """Set a file's time of change, durably."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.utime(fd, ns=(ns, ns))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _ns(seconds: float) -> int:

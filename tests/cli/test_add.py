@@ -14,8 +14,8 @@ from tests.cli.conftest import AUTHOR, CommandLine
 from tests.families import Family, tiny_checkpoint
 
 KEYS = [
-    "commit", "branch", "is_new", "base", "base_ref", "tensors", "total_bytes", "new_bytes",
-    "blocks", "new_blocks", "seconds", "notes",
+    "commit", "branch", "is_new", "is_adapter", "base", "base_ref", "tensors", "total_bytes",
+    "new_bytes", "blocks", "new_blocks", "seconds", "notes",
 ]  # fmt: skip
 
 

@@ -11,9 +11,9 @@ from tests.families import tiny_checkpoint
 from tests.trees import fingerprint
 
 KEYS = [
-    "plan", "method", "base", "budget", "raw_bytes", "budget_bytes", "planned_bytes", "base_bytes",
-    "write_bytes", "merged_norm", "predicted_error", "prediction", "error_bound", "experts",
-    "kept", "recipe",
+    "plan", "method", "base", "budget", "raw_bytes", "budget_bytes", "planned_bytes",
+    "remembered_bytes", "aligned_bytes", "base_bytes", "write_bytes", "merged_norm",
+    "predicted_error", "prediction", "error_bound", "experts", "kept", "recipe",
 ]  # fmt: skip
 EXPERT_KEYS = [
     "ref", "commit", "raw_bytes", "planned_bytes", "predicted_error", "layers",

@@ -112,3 +112,16 @@ def test_what_cannot_be_is_refused_in_a_line(
         said, advice = chat(command, *options).failed()
         assert said == message
         assert hint in advice
+
+
+def test_the_recipe_of_the_documentation_is_one(chat: CommandLine, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "vocabularies.md").read_text()
+    recipe = text.partition("```yaml\n")[2].partition("```")[0]
+    named = {"llama-chat": "chat", "llama-code": "code", "llama": "base"}
+    for old, new in named.items():
+        recipe = recipe.replace(old, new)
+    recipe = recipe.replace("<|im_start|>", "<|user|>").replace("<think>", "<|bot|>")
+    (tmp_path / "recipe.yml").write_text(recipe)
+    planned = chat.ok("plan", "-c", tmp_path / "recipe.yml", "--json").json
+    assert planned["recipe"]["vocabulary"]["source"] == "union"
+    assert len(planned["recipe"]["vocabulary"]["tokens"]) == 3

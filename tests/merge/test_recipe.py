@@ -10,7 +10,16 @@ import pytest
 from mergegit.encoding import canonical_json
 from mergegit.errors import BadRecipe
 from mergegit.merge.methods import METHODS
-from mergegit.merge.recipe import Recipe, Settings, Slice, Source, make_recipe, resolved
+from mergegit.merge.recipe import (
+    Recipe,
+    Settings,
+    Slice,
+    Source,
+    TokenRequest,
+    VocabularyRequest,
+    make_recipe,
+    resolved,
+)
 from mergegit.merge.settings import Setting
 from tests.merge.examples import experts_for, needed_parameters
 from tests.merge.tensors import commit_id
@@ -437,3 +446,69 @@ def test_slices_that_are_none_are_refused(change: Callable[[dict[str, Any]], Non
 def test_what_is_no_mapping_is_no_recipe(value: Any) -> None:
     with pytest.raises(BadRecipe):
         Recipe.from_json(value)
+
+
+# -- vocabularies ---------------------------------------------------------------------------------
+
+REQUEST = VocabularyRequest(
+    1,
+    {
+        "<z>": TokenRequest(None),
+        "<a>": TokenRequest("base", 7, force=True),
+        "<b>": TokenRequest(0, "c"),
+        "<c>": TokenRequest(1),
+    },
+    64,
+    base_stands_in=False,
+)
+
+
+@pytest.mark.parametrize(
+    "request_", [REQUEST, VocabularyRequest("union"), VocabularyRequest("base")]
+)
+def test_a_vocabulary_outlives_canonical_json(request_: VocabularyRequest) -> None:
+    recipe = make(own=[{}, {}], vocabulary=request_, chat_template="{{ messages }}")
+    again = Recipe.from_json(json.loads(canonical_json(recipe.to_json())))
+    assert again == recipe
+    assert again.vocabulary is not None
+    # New tokens get their ids in the order in which they were asked for.
+    assert list(again.vocabulary.tokens) == list(request_.tokens)
+
+
+def test_a_recipe_without_vocabulary_says_nothing_of_it() -> None:
+    recipe = make()
+    assert recipe.to_json().keys().isdisjoint(("vocabulary", "chat_template"))
+    assert (recipe.vocabulary, recipe.chat_template) == (None, None)
+
+
+@pytest.mark.parametrize("model", [2, -1])
+def test_tokens_come_from_an_expert_that_there_is(model: int) -> None:
+    for asked in (VocabularyRequest(model), VocabularyRequest("base", {"a": TokenRequest(model)})):
+        with pytest.raises(BadRecipe, match=f"expert {model}"):
+            make(own=[{}, {}], vocabulary=asked)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("source",), "bases"),
+        (("source",), True),
+        (("pad_to_multiple_of",), "8"),
+        (("base_stands_in",), 0),
+        (("tokens",), {"<z>": {}}),
+        (("tokens", 0, "name"), None),
+        (("tokens", 0, "model"), "math"),
+        (("tokens", 1, "token"), 0.5),
+        (("tokens", 1, "force"), 1),
+    ],
+)
+def test_a_vocabulary_that_was_tampered_with_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    facts = make(own=[{}, {}], vocabulary=REQUEST).to_json()
+    part: Any = facts["vocabulary"]
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    with pytest.raises(BadRecipe):
+        Recipe.from_json(facts)
+    with pytest.raises(BadRecipe):
+        Recipe.from_json({**make().to_json(), "chat_template": 1})

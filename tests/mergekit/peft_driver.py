@@ -2,10 +2,13 @@
 
     python peft_driver.py make ROOT CASES.json
     python peft_driver.py merge ROOT CASES.json
+    python peft_driver.py load ROOT CASES.json
 
 CASES.json gives each case, by name, the class and settings of its model; for `make` also what its
-adapter is like, and the model whose names its base has if those are others. A case is a directory
-below ROOT with base/, adapter/ and merged.safetensors, which is the model after merging.
+adapter is like, the dtype of its base if that is not float32, and the model whose names its base
+has if those are others. A case is a directory below ROOT with base/, adapter/ and
+merged.safetensors, which is the model after merging, in float32. `load` loads model/ and writes
+its weights, as the loaded model has them, to loaded.safetensors.
 
 Executed by an interpreter that has transformers and peft; imports nothing of mergegit.
 """
@@ -28,6 +31,8 @@ def new_model(case):
         for parameter in model.parameters():
             # Else biases are zero and norms are one.
             parameter.add_(torch.randn_like(parameter) * 0.02)
+            if case.get("dtype"):
+                parameter.copy_(parameter.to(getattr(torch, case["dtype"])))
     return model
 
 
@@ -44,7 +49,11 @@ def train(model):
 def make(case, path):
     model = new_model(case)
     saved = getattr(model, case["inside"]) if case.get("inside") else model
-    saved.save_pretrained(path / "base")
+    if case.get("dtype"):
+        saved.to(getattr(torch, case["dtype"])).save_pretrained(path / "base")
+        saved.float()
+    else:
+        saved.save_pretrained(path / "base")
     settings = peft.LoraConfig(init_lora_weights=False, **case["adapter"])
     adapted = peft.get_peft_model(model, settings)
     train(adapted)
@@ -54,7 +63,17 @@ def make(case, path):
 
 def load(case, path):
     model = getattr(transformers, case["model"]).from_pretrained(path / "base")
-    return peft.PeftModel.from_pretrained(model, path / "adapter")
+    return peft.PeftModel.from_pretrained(model.float(), path / "adapter")
+
+
+def load_whole(case, path):
+    """A model of which no tensor is missing, left over, or of another shape."""
+    model, report = getattr(transformers, case["model"]).from_pretrained(
+        path / "model", output_loading_info=True
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not report[kind], (kind, report[kind])
+    return model
 
 
 def shared_once(adapted):
@@ -69,15 +88,22 @@ def shared_once(adapted):
     return dict.fromkeys(["model.embed_tokens.weight", "lm_head.weight"], weight.detach())
 
 
+def write(state, file):
+    tensors = {key: value.clone().contiguous() for key, value in state.items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
 def main():
     todo, root = sys.argv[1], Path(sys.argv[2])
     for name, case in json.loads(Path(sys.argv[3]).read_text()).items():
         path = root / name
+        if todo == "load":
+            write(load_whole(case, path).state_dict(), path / "loaded.safetensors")
+            continue
         adapted = make(case | {"name": name}, path) if todo == "make" else load(case, path)
         once = shared_once(adapted)
         merged = adapted.merge_and_unload().state_dict() | once
-        tensors = {key: value.clone().contiguous() for key, value in merged.items()}
-        save_file(tensors, path / "merged.safetensors", metadata={"format": "pt"})
+        write(merged, path / "merged.safetensors")
 
 
 if __name__ == "__main__":

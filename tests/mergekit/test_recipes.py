@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -19,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mergegit.merge.methods import METHODS
 from tests.cli.conftest import CommandLine
 from tests.families import generator
 from tests.merge.reference import trim_threshold, ulps
@@ -414,6 +416,26 @@ CASES: dict[str, Case] = {
         """,
         layers=5,
     ),
+    "a value for all by a layer's number": Case(
+        """
+        slices:
+          - sources:
+              - {model: math, layer_range: [2, 4]}
+              - {model: code, layer_range: [2, 4]}
+          - sources:
+              - {model: math, layer_range: [0, 2]}
+              - {model: code, layer_range: [1, 3]}
+        merge_method: slerp
+        base_model: math
+        parameters:
+          t:
+            - filter: layers.1.
+              value: 0.1
+            - filter: layers.2.
+              value: 0.9
+            - value: 0.5
+        """
+    ),
     "a slice cut out": Case(
         """
         slices:
@@ -689,13 +711,16 @@ CANCELLED = 1e-8
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_recipe_gives_the_same_model(results: Results, name: str, record_property: Any) -> None:
+    case = CASES[name]
     ours, theirs = results.ours[name].tensors, results.theirs[name].tensors
     assert ours.keys() == theirs.keys()
     compared = excluded = apart = 0
     for key in ours:
         assert (ours[key].dtype, ours[key].shape) == (theirs[key].dtype, theirs[key].shape), key
         near = (ours[key].double() - theirs[key].double()).abs() < CANCELLED
-        but = at_a_threshold(CASES[name], results.models[CASES[name].tied], key)
+        but = torch.zeros_like(near)
+        if case.densities:
+            but = at_a_threshold(case, results.models[case.tied], key)
         units = ulps(ours[key], theirs[key]).masked_fill(near | but, 0)
         assert int(units.max()) <= 1, key
         compared += int((~but).sum())
@@ -703,17 +728,18 @@ def test_a_recipe_gives_the_same_model(results: Results, name: str, record_prope
         apart += int((units > 0).sum())
     print(f"{name}: compared {compared}, excluded {excluded}, apart {apart}")
     record_property("apart", apart)
+    # Averages of bf16 numbers often lie half way between two of them: the last bit of float32
+    # decides.
+    assert apart <= (0.04 if "linear" in case.recipe else 5e-4) * compared
     assert excluded < 0.2 * (compared + excluded)
 
 
 def at_a_threshold(case: Case, models: Mapping[str, Tensors], key: str) -> Tensor:
     """Where the |delta| of some expert is the smallest that its density keeps."""
-    base = models["base"].get(key)
-    if case.densities is None or base is None:
-        return torch.zeros((), dtype=torch.bool)
+    base = models["base"][key]
     out = torch.zeros(base.shape, dtype=torch.bool)
     layer = int(key.split(".")[2]) if ".layers." in key else 0
-    for model, points in case.densities.items():
+    for model, points in (case.densities or {}).items():
         delta = (models[model][key].float() - base.float()).abs()
         depth = np.linspace(0, 1, len(points)) if len(points) > 1 else [0]
         density = float(np.interp(layer / (LAYERS - 1), depth, points))
@@ -727,3 +753,32 @@ def test_the_config_is_the_same(results: Results, name: str) -> None:
     assert ours["num_hidden_layers"] == theirs["num_hidden_layers"] == CASES[name].layers
     assert ours["tie_word_embeddings"] == theirs["tie_word_embeddings"] == CASES[name].tied
     assert ours["torch_dtype"] == theirs.get("torch_dtype", theirs.get("dtype")) == "bfloat16"
+
+
+FIELDS = "from mergekit.options import MergeOptions; print(*MergeOptions.model_fields)"
+
+
+def test_the_page_for_mergekits_users_has_all_of_its_options() -> None:
+    assert PYTHON is not None
+    done = subprocess.run([PYTHON, "-c", FIELDS], capture_output=True, text=True, check=True)
+    page = (Path(__file__).parents[2] / "docs" / "from-mergekit.md").read_text()
+    fields = done.stdout.split()
+    assert len(fields) > 20
+    for field in fields:
+        assert re.search(rf"--{field.replace('_', '-')}\b", page), field
+
+
+METHODS_OF_MERGEKIT = (
+    "from mergekit.merge_methods.registry import registered_methods; "
+    "print(*(method.spec.name for method in registered_methods()))"
+)
+
+
+def test_every_method_of_mergekit_is_here() -> None:
+    assert PYTHON is not None
+    done = subprocess.run(
+        [PYTHON, "-c", METHODS_OF_MERGEKIT], capture_output=True, text=True, check=True
+    )
+    names = done.stdout.split()
+    assert len(names) > 15
+    assert set(names) <= METHODS.keys()

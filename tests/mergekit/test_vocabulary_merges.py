@@ -163,7 +163,7 @@ def test_both_make_the_same_of_each_token(results: Results, name: str) -> None:
         assert int(units.max()) <= 1, key
         # Results half way between two values are rounded by float32's last bit.
         apart = float((units > 0).double().mean())
-        assert apart <= (0.04 if case.method == "linear" else 0), key
+        assert apart <= (0.04 if case.method == "linear" else 1e-3), key
 
 
 def test_transformers_goes_on_after_a_text_with_the_new_tokens(results: Results) -> None:

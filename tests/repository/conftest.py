@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from mergegit import Repository
-from tests.families import EXPERTS, Family
+from tests.adapters import Tensors, model_tensors, save_adapter, tuned_tensors
+from tests.families import EXPERTS, Family, save_checkpoint
 
 AUTHOR = "Ada <ada@example.org>"
 
@@ -49,4 +51,49 @@ def merged(merged_template: Path, tmp_path: Path) -> Iterator[Repository]:
     """The tiny family; math has two versions, and the branch merged joins it with code."""
     shutil.copytree(merged_template, tmp_path / "tiny-merged")
     with Repository.open(tmp_path / "tiny-merged", author=AUTHOR) as repository:
+        yield repository
+
+
+@pytest.fixture(scope="session")
+def base() -> Tensors:
+    """What the base of the adapters holds."""
+    return model_tensors()
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Path:
+    """Directories: ``base``, its fine-tune ``math``, and adapters of the base of every kind."""
+    root = tmp_path_factory.mktemp("adapters")
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    save_checkpoint(root / "base", base)
+    save_checkpoint(root / "math", tuned_tensors("math"))
+    save_adapter(root / "chat", base, saved=["model.norm.weight"], seed="chat")
+    save_adapter(root / "half", base, dtype=torch.bfloat16, rank=8, seed="half")
+    save_adapter(root / "dora", base, dora=True, seed="dora")
+    save_adapter(root / "stable", base, rslora=True, alpha=4, seed="stable")
+    save_adapter(root / "tokens", base, modules=["q_proj", "embed_tokens"], seed="tokens")
+    save_adapter(
+        root / "whole", base, modules=["q_proj"], saved=[embedding, head],
+        saved_dtype=torch.float32, dtype=torch.bfloat16, seed="whole",
+    )  # fmt: skip
+    return root
+
+
+ADAPTERS = ("chat", "half", "dora", "stable", "tokens", "whole")
+
+
+@pytest.fixture(scope="session")
+def lora_template(tmp_path_factory: pytest.TempPathFactory, adapters: Path) -> Path:
+    path = tmp_path_factory.mktemp("template") / "lora"
+    with Repository.init(path, author=AUTHOR) as repository:
+        for name in ("base", "math", *ADAPTERS):
+            repository.add(adapters / name)
+    return path
+
+
+@pytest.fixture
+def lora(lora_template: Path, tmp_path: Path) -> Iterator[Repository]:
+    """A repository with base, math, and an adapter of the base of every kind."""
+    shutil.copytree(lora_template, tmp_path / "lora")
+    with Repository.open(tmp_path / "lora", author=AUTHOR, threads=2) as repository:
         yield repository

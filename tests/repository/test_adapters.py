@@ -16,71 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from mergegit import Repository
-from mergegit.errors import BadCheckpoint, BadRecipe, Damaged, Mismatch, NoBase
+from mergegit import MergegitError, Repository
+from mergegit.errors import BadCheckpoint, BadRecipe, Damaged, Mismatch, NoBase, NotFinite
 from mergegit.merge.mergekit_yaml import read_documents
 from mergegit.repository.reports import MergeReport, PlanReport
-from tests.adapters import CONFIG, PREFIX, WEIGHTS, Tensors, adapted, save_adapter
-from tests.families import Family, base_tensors, expert_tensors, generator, save_checkpoint
+from tests.adapters import CONFIG, PREFIX, WEIGHTS, Tensors, adapted, save_adapter, tuned_tensors
+from tests.families import Family, generator, save_checkpoint
 from tests.merge import reference, reference_spherical
 from tests.merge.examples import needed_parameters
-from tests.merge.reference import Models, ulps
+from tests.merge.reference import Models
+from tests.repository.conftest import ADAPTERS, AUTHOR
 from tests.repository.damage import flip, records
 from tests.trees import tree_of
 
-AUTHOR = "Ada <ada@example.org>"
 NORM = "model.norm.weight"
 EMBEDDING = "model.embed_tokens.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
 Q = "model.layers.1.self_attn.q_proj.weight"
-
-
-def bf16(tensors: Tensors) -> Tensors:
-    return {name: tensor.bfloat16() for name, tensor in tensors.items()}
-
-
-@pytest.fixture(scope="session")
-def base() -> Tensors:
-    """What the family's base holds."""
-    return bf16(base_tensors())
-
-
-@pytest.fixture(scope="session")
-def adapters(tmp_path_factory: pytest.TempPathFactory, base: Tensors) -> Path:
-    """Adapters of the family's base, of every kind, by name."""
-    root = tmp_path_factory.mktemp("adapters")
-    save_adapter(root / "chat", base, saved=[NORM], seed="chat")
-    save_adapter(root / "half", base, dtype=torch.bfloat16, rank=8, seed="half")
-    save_adapter(root / "dora", base, dora=True, seed="dora")
-    save_adapter(root / "stable", base, rslora=True, alpha=4, seed="stable")
-    save_adapter(root / "tokens", base, modules=["q_proj", "embed_tokens"], seed="tokens")
-    save_adapter(
-        root / "whole", base, modules=["q_proj"], saved=[EMBEDDING, "lm_head.weight"],
-        saved_dtype=torch.float32, dtype=torch.bfloat16, seed="whole",
-    )  # fmt: skip
-    return root
-
-
-NAMES = ("chat", "half", "dora", "stable", "tokens", "whole")
-
-
-@pytest.fixture(scope="session")
-def lora_template(tmp_path_factory: pytest.TempPathFactory, family: Family, adapters: Path) -> Path:
-    path = tmp_path_factory.mktemp("lora") / "repository"
-    with Repository.init(path, author=AUTHOR) as repository:
-        repository.add(family.base)
-        repository.add(family.experts[0])
-        for name in NAMES:
-            repository.add(adapters / name)
-    return path
-
-
-@pytest.fixture
-def lora(lora_template: Path, tmp_path: Path) -> Iterator[Repository]:
-    """A repository with base, math, and adapters of the base of every kind."""
-    shutil.copytree(lora_template, tmp_path / "lora")
-    with Repository.open(tmp_path / "lora", author=AUTHOR, threads=2) as repository:
-        yield repository
 
 
 @pytest.fixture(scope="module")
@@ -106,27 +58,29 @@ def merge(
     return repository.merge(plan(repository, experts, budget, **recipe), branch=branch)
 
 
-def read_directory(path: Path) -> Tensors:
-    return {k: v for file in sorted(path.glob("*.safetensors")) for k, v in load_file(file).items()}
-
-
 def weights_bytes(path: Path) -> int:
     """Bytes of the tensors of an adapter's directory."""
     return sum(tensor.nbytes for tensor in load_file(path / WEIGHTS).values())
 
 
-def off(got: torch.Tensor, wanted: torch.Tensor) -> int:
-    """The most representable numbers between two tensors; ``wanted`` is rounded first."""
-    return int(ulps(got, wanted.to(got.dtype)).max())
+def is_rounded(got: torch.Tensor, wanted: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether a bf16 tensor is ``wanted`` (float64), rounded once.
+
+    What float32 loses is beside the base's elements: near zero it is many representable numbers.
+    """
+    assert got.dtype == torch.bfloat16
+    half_a_step = wanted.abs() * 2**-8
+    slack = 2**-21 * (base.double().abs() + wanted.abs())
+    return bool(((got.double() - wanted).abs() <= half_a_step + slack).all())
 
 
 # -- add -----------------------------------------------------------------------------------------
 
 
 def test_an_adapter_is_stored_as_it_is_on_its_base(
-    repository: Repository, family: Family, adapters: Path, tmp_path: Path
+    repository: Repository, adapters: Path, tmp_path: Path
 ) -> None:
-    below = repository.add(family.base)
+    below = repository.add(adapters / "base")
     report = repository.add(adapters / "chat", base="base")
     assert (report.branch, report.is_new, report.is_adapter) == ("chat", True, True)
     assert (report.base, report.base_ref) == (below.commit, "base")
@@ -139,29 +93,29 @@ def test_an_adapter_is_stored_as_it_is_on_its_base(
 
 @pytest.mark.parametrize("named", ["base", "org/base", "../models/base/"])
 def test_the_base_is_the_one_that_the_config_names(
-    repository: Repository, family: Family, base: Tensors, tmp_path: Path, named: str
+    repository: Repository, adapters: Path, base: Tensors, tmp_path: Path, named: str
 ) -> None:
-    repository.add(family.base)
-    repository.add(family.experts[0])
+    repository.add(adapters / "base")
+    repository.add(adapters / "math")
     report = repository.add(save_adapter(tmp_path / "chat", base, base_name=named))
     assert report.base_ref == "base"
     assert f"its config names {named} as its base" in report.notes
 
 
 def test_the_whole_name_goes_before_its_last_part(
-    repository: Repository, family: Family, base: Tensors, tmp_path: Path
+    repository: Repository, adapters: Path, base: Tensors, tmp_path: Path
 ) -> None:
-    repository.add(family.base)
-    repository.add(family.base, name="org/base", no_base=True)
+    repository.add(adapters / "base")
+    repository.add(adapters / "base", name="org/base", no_base=True)
     report = repository.add(save_adapter(tmp_path / "chat", base, base_name="org/base"))
     assert report.base == repository.resolve("org/base")
 
 
 @pytest.mark.parametrize("named", ["org/other", None, 7])
 def test_without_a_base_an_adapter_is_refused_with_what_to_do(
-    repository: Repository, family: Family, base: Tensors, tmp_path: Path, named: Any
+    repository: Repository, adapters: Path, base: Tensors, tmp_path: Path, named: Any
 ) -> None:
-    repository.add(family.base)
+    repository.add(adapters / "base")
     with pytest.raises(NoBase, match="chat is an adapter") as caught:
         repository.add(save_adapter(tmp_path / "chat", base, base_name=named))
     assert "--base REF" in caught.value.hint
@@ -188,9 +142,9 @@ def test_an_adapter_of_another_base_is_refused_and_nothing_is_stored(
 
 @pytest.mark.parametrize("what", ["adapter", "model"])
 def test_an_adapter_is_no_base(
-    lora: Repository, adapters: Path, family: Family, base: Tensors, tmp_path: Path, what: str
+    lora: Repository, adapters: Path, base: Tensors, tmp_path: Path, what: str
 ) -> None:
-    path = family.experts[1]
+    path = adapters / "math"
     if what == "adapter":
         path = save_adapter(tmp_path / "more", base, seed="more")
     with pytest.raises((NoBase, Mismatch), match="adapter") as caught:
@@ -249,9 +203,9 @@ def test_what_lies_below_an_adapter_is_no_part_of_its_model(
 
 
 def test_a_model_with_an_adapter_beside_it_is_a_model(
-    lora: Repository, adapters: Path, family: Family, tmp_path: Path
+    lora: Repository, adapters: Path, tmp_path: Path
 ) -> None:
-    path = save_checkpoint(tmp_path / "both", expert_tensors(base_tensors(), "both"), shards=1)
+    path = save_checkpoint(tmp_path / "both", tuned_tensors("both"), shards=1)
     for file in (WEIGHTS, CONFIG):
         shutil.copy(adapters / "chat" / file, path / file)
     assert not lora.add(path).is_adapter
@@ -350,7 +304,7 @@ def test_an_adapter_that_keeps_the_head_tied_needs_no_word(
 # -- what is planned and read ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_a_full_merge_reads_all_of_an_adapter_and_no_more(
     lora: Repository, adapters: Path, name: str
 ) -> None:
@@ -371,7 +325,7 @@ def test_a_full_merge_reads_all_of_an_adapter_and_no_more(
     assert planned.plan.predicted_error == 0
 
 
-BUDGETS = ["0", "1%", "10%", "40%", "75%", "99.9%", "100%", "5KB"]
+BUDGETS = ["0", "1%", "40%", "99.9%", "100%", "5KB"]
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -402,7 +356,7 @@ def layers_by_tensor(repository: Repository, planned: PlanReport, expert: int) -
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(budget=st.integers(0, 300_000))
 def test_a_tensor_is_computed_whole_or_not_at_all(shared: Repository, budget: int) -> None:
     planned = plan(shared, ["half"], str(budget))
@@ -474,7 +428,7 @@ def test_factors_on_a_saved_tensor_read_that_one_too(
     )
     tensors = load_file(path / WEIGHTS)
     whole = base[UP].clone()
-    whole[3000:] += torch.randn(3000, 96, generator=generator("tail")).bfloat16() * 1e-2
+    whole[10950:] += torch.randn(50, 48, generator=generator("tail")).bfloat16() * 1e-2
     tensors[f"{PREFIX}{UP[:-7]}.base_layer.weight"] = whole
     save_file(tensors, path / WEIGHTS)
     lora.add(path)
@@ -483,10 +437,10 @@ def test_factors_on_a_saved_tensor_read_that_one_too(
     assert report.read_bytes == planned.plan.planned_bytes
     assert report.base_read_bytes == planned.plan.base_bytes
     wanted = adapted(path, base)
-    assert off(lora.load("out")[UP], wanted[UP]) <= 1
+    assert is_rounded(lora.load("out")[UP], wanted[UP], base[UP])
 
 
-@pytest.mark.parametrize("budget", ["5%", "30%", "60%", "90%"])
+@pytest.mark.parametrize("budget", ["5%", "60%"])
 @pytest.mark.parametrize("experts", [("half",), ("half", "dora"), ("math", "half", "tokens")])
 def test_the_predicted_error_is_close_to_the_achieved_one(
     lora: Repository, experts: tuple[str, ...], budget: str
@@ -500,20 +454,20 @@ def test_the_predicted_error_is_close_to_the_achieved_one(
     predicted = planned.plan.predicted_error
     assert predicted == pytest.approx(missed / whole, rel=0.05, abs=1e-3)
     assert planned.plan.error_bound is not None
-    assert missed <= whole * planned.plan.error_bound * (1 + 1e-4)
+    assert missed <= planned.plan.merged_norm * planned.plan.error_bound * (1 + 1e-4)
 
 
 # -- what is merged --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ADAPTERS)
 def test_an_adapter_alone_is_its_base_with_the_adapter_on_it(
     lora: Repository, adapters: Path, base: Tensors, name: str
 ) -> None:
     merge(lora, [name])
     wanted = adapted(adapters / name, base)
     for key, tensor in lora.load("out").items():
-        assert off(tensor, wanted[key]) <= 1, key
+        assert is_rounded(tensor, wanted[key], base[key]), key
     unchanged = [key for key in base if torch.equal(wanted[key], base[key].double())]
     assert len(unchanged) < len(base)
     for key in unchanged:
@@ -524,7 +478,12 @@ def models_of(
     experts: Sequence[Tensors], base: Tensors, name: str, weights: Sequence[float], **more: Any
 ) -> Models:
     return Models(
-        base[name], [expert[name] for expert in experts], weights, precision=torch.float64, **more
+        base[name],
+        [expert[name] for expert in experts],
+        weights,
+        precision=torch.float64,
+        dtype=torch.float64,
+        **more,
     )
 
 
@@ -539,13 +498,13 @@ PAIR = ["math", "chat"]
 WEIGHTED = {"math.weight": 0.75, "chat.weight": 0.5}
 
 
-def assert_near(got: Tensors, name: str, wanted: torch.Tensor, skip: torch.Tensor | None) -> None:
-    """Within one representable number, but where ``skip`` says that rounding decides."""
-    apart = ulps(got[name], wanted)
-    if skip is not None:
-        assert float(skip.float().mean()) < 0.01
-        apart = apart[~skip]
-    assert int(apart.max()) <= 1, name
+def assert_near(
+    got: Tensors, name: str, wanted: torch.Tensor, base: Tensors, skip: torch.Tensor | None = None
+) -> None:
+    """Rounded once, but where ``skip`` says that rounding decides what is kept."""
+    keep = torch.ones_like(wanted, dtype=torch.bool) if skip is None else ~skip
+    assert int((~keep).sum()) <= 3 + 0.03 * keep.numel()
+    assert is_rounded(got[name][keep], wanted[keep], base[name][keep]), name
 
 
 def test_task_arithmetic_with_a_model_is_the_reference(
@@ -555,7 +514,7 @@ def test_task_arithmetic_with_a_model_is_the_reference(
     got = lora.load("out")
     for name in base:
         models = models_of(pair, base, name, [0.75, 0.5])
-        assert_near(got, name, reference.task_arithmetic(models), None)
+        assert_near(got, name, reference.task_arithmetic(models), base)
 
 
 def test_linear_with_a_model_is_the_reference(
@@ -565,7 +524,7 @@ def test_linear_with_a_model_is_the_reference(
     got = lora.load("out")
     for name in base:
         models = models_of(pair, base, name, [0.75, 0.5])
-        assert_near(got, name, reference.linear(models), None)
+        assert_near(got, name, reference.linear(models), base)
 
 
 def test_ties_with_a_model_is_the_reference(
@@ -578,9 +537,10 @@ def test_ties_with_a_model_is_the_reference(
         models = models_of(pair, base, name, [0.75, 0.5], densities=[0.3, 0.6])
         # A histogram's cell is about 2^-9 wide.
         skip = reference.undecided(models, 2.0**-8) | reference.close_elections(models)
-        assert_near(got, name, reference.ties(models), skip)
+        assert_near(got, name, reference.ties(models), base, skip)
 
 
+@pytest.mark.slow
 def test_dare_with_a_model_is_the_reference(
     lora: Repository, pair: list[Tensors], base: Tensors
 ) -> None:
@@ -601,7 +561,7 @@ def test_dare_with_a_model_is_the_reference(
             pair, base, name, [0.75, 0.5],
             densities=[0.5, 0.4], masks=[mask[name] for mask in masks],
         )  # fmt: skip
-        assert_near(got, name, reference.dare_linear(models), None)
+        assert_near(got, name, reference.dare_linear(models), base)
     assert float(masks[1][UP].float().mean()) == pytest.approx(0.4, abs=0.01)
 
 
@@ -613,9 +573,10 @@ def test_slerp_with_a_model_is_the_reference(
     got = lora.load("out")
     for name in base:
         wanted = reference_spherical.slerp(pair[0][name], pair[1][name], 0.4)
-        assert_near(got, name, wanted.to(got[name].dtype), None)
+        assert_near(got, name, wanted, base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["wudi", "tsv", "iso_c", "model_stock", "consensus", "della"])
 def test_other_methods_see_the_model_that_an_adapter_makes(
     lora: Repository, adapters: Path, base: Tensors, tmp_path: Path, method: str
@@ -662,7 +623,7 @@ def test_an_adapter_is_merged_on_another_base_than_its_own(
     wanted = adapted(path, tuned)
     got = lora.load("out")
     for key in base:
-        assert off(got[key], wanted[key]) <= 1, key
+        assert is_rounded(got[key], wanted[key], base[key]), key
     enough = merge(lora, ["upon"], "100%", branch="enough", base="base")
     assert lora.manifest(enough.branch).tensors == lora.manifest("out").tensors
     some = plan(lora, ["upon"], "20%", base="base")
@@ -701,7 +662,7 @@ def test_weights_that_are_stored_with_inputs_first(
     merge(repository, ["chat"])
     wanted, got = adapted(path, tensors), repository.load("out")
     for name in tensors:
-        assert off(got[name], wanted[name]) <= 1, name
+        assert is_rounded(got[name], wanted[name], tensors[name]), name
     assert not torch.equal(got["h.0.attn.c_proj.weight"], tensors["h.0.attn.c_proj.weight"])
 
 
@@ -720,7 +681,7 @@ def test_experts_of_two_versions_of_an_adapter_have_its_base(
 def test_whole_models_without_a_common_history_are_seen_from_the_adapters_base(
     lora: Repository, tmp_path: Path
 ) -> None:
-    other = bf16(expert_tensors(base_tensors(), "stranger"))
+    other = tuned_tensors("stranger")
     lora.add(save_checkpoint(tmp_path / "stranger", other), no_base=True)
     recipe = lora.recipe(["chat", "stranger"], method="slerp", parameters={"t": 0.5})
     assert recipe.base == lora.resolve("base")
@@ -736,6 +697,16 @@ def test_whole_models_without_a_common_history_are_seen_from_the_adapters_base(
 def document(text: str) -> Any:
     (found,) = read_documents(text)
     return found
+
+
+def recipe_of(method: str, base: str | None, *models: str) -> str:
+    """A recipe in mergekit's YAML."""
+    asked: dict[str, Any] = {
+        "merge_method": method,
+        **({"base_model": base} if base else {}),
+        "models": [{"model": model, "parameters": {"weight": 1}} for model in models],
+    }
+    return json.dumps(asked)  # which is YAML as well
 
 
 STACKED = """
@@ -760,8 +731,9 @@ def test_slices_of_an_adapter_are_those_of_its_model(
     places = [(chat, 0), (chat, 1), (chat, 0), (dora, 1)]
     for layer, (model, own) in enumerate(places):
         for part in ("self_attn.q_proj", "mlp.up_proj", "input_layernorm"):
-            wanted = model[f"model.layers.{own}.{part}.weight"]
-            assert off(got[f"model.layers.{layer}.{part}.weight"], wanted) <= 1
+            below = f"model.layers.{own}.{part}.weight"
+            made = got[f"model.layers.{layer}.{part}.weight"]
+            assert is_rounded(made, model[below], base[below])
     manifest = lora.manifest("stacked")
     assert (
         manifest.tensors["model.layers.0.mlp.up_proj.weight"]
@@ -776,7 +748,7 @@ def test_slices_of_an_adapter_are_those_of_its_model(
 
 
 def test_a_recipe_may_name_an_adapter_with_its_base(lora: Repository) -> None:
-    text = "merge_method: linear\nmodels: [{model: base+chat, parameters: {weight: 1}}, {model: math, parameters: {weight: 1}}]\n"
+    text = recipe_of("linear", None, "base+chat", "math")
     recipe = lora.recipe_of(document(text))
     assert [expert.commit for expert in recipe.experts] == [
         lora.resolve("chat"),
@@ -793,14 +765,14 @@ def test_a_recipe_may_name_an_adapter_with_its_base(lora: Repository) -> None:
 
 @pytest.mark.parametrize("base_is_known", [False, True])
 def test_paths_of_a_base_and_an_adapter_are_added(
-    repository: Repository, family: Family, adapters: Path, base_is_known: bool
+    repository: Repository, adapters: Path, base_is_known: bool
 ) -> None:
     """Whatever the adapter's config calls its base."""
-    named = str(family.base)
+    named = str(adapters / "base")
     if base_is_known:
-        repository.add(family.base, name="known")
+        repository.add(adapters / "base", name="known")
         named = "known"
-    text = f"merge_method: task_arithmetic\nbase_model: {named}\nmodels: [{{model: {named}+{adapters / 'chat'}}}]\n"
+    text = recipe_of("task_arithmetic", named, f"{named}+{adapters / 'chat'}")
     recipe = repository.recipe_of(document(text))
     branch = "known" if base_is_known else "base"
     assert repository.commit("chat").parents == (repository.resolve(branch),)
@@ -811,18 +783,18 @@ def test_paths_of_a_base_and_an_adapter_are_added(
     assert report.read_bytes == weights_bytes(adapters / "chat")
 
 
-def test_a_path_and_a_branch_may_be_joined(lora: Repository, family: Family) -> None:
-    text = f"merge_method: task_arithmetic\nbase_model: base\nmodels: [{{model: {family.base}+chat}}]\n"
+def test_a_path_and_a_branch_may_be_joined(lora: Repository, adapters: Path) -> None:
+    text = recipe_of("task_arithmetic", "base", f"{adapters / 'base'}+chat")
     recipe = lora.recipe_of(document(text))
     assert [expert.commit for expert in recipe.experts] == [lora.resolve("chat")]
 
 
-def test_what_is_no_adapter_cant_be_put_on_a_base(lora: Repository, family: Family) -> None:
-    text = f"merge_method: task_arithmetic\nbase_model: base\nmodels: [{{model: base+{family.experts[1]}}}]\n"
+def test_what_is_no_adapter_cant_be_put_on_a_base(lora: Repository, adapters: Path) -> None:
+    text = recipe_of("task_arithmetic", "base", f"base+{adapters / 'math'}")
     before = lora.branches()
-    with pytest.raises((BadRecipe, Damaged, Mismatch, Exception)) as caught:
+    with pytest.raises(MergegitError) as caught:
         lora.recipe_of(document(text))
-    assert getattr(caught.value, "hint", "")
+    assert caught.value.hint
     assert lora.branches() == before
 
 
@@ -830,14 +802,14 @@ def test_what_is_no_adapter_cant_be_put_on_a_base(lora: Repository, family: Fami
 
 MANY = {
     f"model.layers.{layer}.{part}.weight": (24, 16)
-    for layer in range(40)
+    for layer in range(20)
     for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")
 }
 
 
 @pytest.fixture(scope="session")
 def many_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base of 120 small tensors, and 6 adapters that change all of them, two with lengths."""
+    """A base of 60 small tensors, and 6 adapters that change all of them, two with lengths."""
     root = tmp_path_factory.mktemp("many")
     tensors = {
         name: (torch.randn(shape, generator=generator(name)) * 0.02).bfloat16()
@@ -854,7 +826,8 @@ def many_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "repository"
 
 
-@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "model_stock", "wudi"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "model_stock"])
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_factors_and_lengths_are_read_once_for_each_tensor(
     many_template: Path, tmp_path: Path, method: str, threads: int
@@ -874,6 +847,37 @@ def test_factors_and_lengths_are_read_once_for_each_tensor(
         assert report.base_read_bytes == planned.plan.base_bytes == 3 * base
 
 
+CROWD = 20
+
+
+@pytest.fixture(scope="session")
+def crowd_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base of one tensor of two blocks, and more adapters of it than there are threads."""
+    root = tmp_path_factory.mktemp("crowd")
+    tensors = {"up_proj.weight": torch.randn(33000, 16, generator=generator("crowd")).bfloat16()}
+    with Repository.init(root / "repository", author=AUTHOR) as repository:
+        repository.add(save_checkpoint(root / "base", tensors, shards=1))
+        for number in range(CROWD):
+            path = save_adapter(root / f"a{number}", tensors, rank=1, seed=number)
+            repository.add(path)
+    return root / "repository"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("method", ["linear", "model_stock"])
+def test_factors_are_held_until_the_last_block_of_their_tensor(
+    crowd_template: Path, tmp_path: Path, method: str, threads: int
+) -> None:
+    shutil.copytree(crowd_template, tmp_path / "crowd")
+    experts = [f"a{number}" for number in range(CROWD)]
+    with Repository.open(tmp_path / "crowd", author=AUTHOR, threads=threads) as repository:
+        planned = plan(repository, experts, method=method)
+        report = repository.merge(planned, branch="out")
+        assert report.read_bytes == planned.plan.planned_bytes == CROWD * 4 * (33000 + 16)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("method", ["task_arithmetic", "ties", "slerp"])
 def test_another_number_of_threads_gives_the_same_manifest(
@@ -990,7 +994,7 @@ def test_a_damaged_factor_is_named(lora: Repository, tmp_path: Path, do: str) ->
     (record,) = [r for r in records(lora) if r.header.key == block]
     flip(record.pack, record.offset + 5)
     lora.store.forget()
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(Damaged) as caught:  # noqa: PT012
         if do == "merge":
             lora.merge(planned, branch="out")
         else:
@@ -1019,105 +1023,10 @@ def test_factors_that_are_not_finite_are_refused_by_name(
     save_file(tensors, tmp_path / "broken" / WEIGHTS)
     report = lora.add(tmp_path / "broken")
     assert any(name in note and "NaN" in note for note in report.notes)
-    with pytest.raises(Exception, match=f"tensor {UP} of expert broken holds 96 elements"):
+    with pytest.raises(NotFinite, match=f"tensor {UP} of expert broken holds 48 elements"):
         plan(lora, ["broken"])
     planned = plan(lora, ["broken"], allow_nonfinite=True)
     lora.merge(planned, branch="out")
     got = lora.load("out")[UP]
     assert bool(got[3].isnan().all())
     assert bool(got[4].isfinite().all())
-
-
-# -- checkout --merged -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_checking_out_merged_is_the_merge(lora: Repository, tmp_path: Path, name: str) -> None:
-    report = lora.checkout(name, tmp_path / "out", merged=True)
-    assert report.commit == lora.resolve(name)
-    merge(lora, [name])
-    got, wanted = read_directory(tmp_path / "out"), lora.load("out")
-    assert got.keys() == wanted.keys()
-    for key, tensor in wanted.items():
-        assert got[key].dtype == tensor.dtype
-        assert torch.equal(got[key], tensor), key
-
-
-def test_the_files_are_the_bases_without_its_card(
-    lora: Repository, family: Family, tmp_path: Path
-) -> None:
-    report = lora.checkout("chat", tmp_path / "out", merged=True)
-    assert report.notes == ()
-    files, wanted = tree_of(tmp_path / "out"), tree_of(family.base)
-    assert files.keys() == wanted.keys() - {"README.md"}
-    assert report.files == len([f for f in (tmp_path / "out").rglob("*") if f.is_file()])
-    for path, contents in files.items():
-        assert (contents == wanted[path]) == (not path.endswith(".safetensors"))
-
-
-def test_a_merged_checkout_takes_another_form(lora: Repository, tmp_path: Path) -> None:
-    lora.checkout("chat", tmp_path / "plain", merged=True)
-    lora.checkout("chat", tmp_path / "half", merged=True, dtype="float16", shard_size="500KB")
-    plain, half = (read_directory(tmp_path / name) for name in ("plain", "half"))
-    assert len(list((tmp_path / "half").glob("*.safetensors"))) > 2
-    for name, tensor in plain.items():
-        assert torch.equal(half[name], tensor.half())
-    config = json.loads((tmp_path / "half" / "config.json").read_text())
-    assert config["torch_dtype"] == "float16"
-    index = json.loads((tmp_path / "half" / "model.safetensors.index.json").read_text())
-    assert index["weight_map"].keys() == plain.keys()
-
-
-def test_second_weights_and_another_tokenizer_are_left_out_with_a_word(
-    repository: Repository, base: Tensors, tmp_path: Path
-) -> None:
-    path = save_checkpoint(tmp_path / "base", base, shards=1)
-    save_file({"x": torch.zeros(3)}, path / "consolidated.safetensors")
-    (path / "model.onnx").write_bytes(b"weights")
-    repository.add(path)
-    chat = save_adapter(tmp_path / "chat", base)
-    (chat / "tokenizer.json").write_text("{}")
-    repository.add(chat)
-    report = repository.checkout("chat", tmp_path / "out", merged=True)
-    assert set(report.notes) == {
-        "the tokenizer is the base's: the adapter has another, which is not taken over",
-        "left out: consolidated.safetensors",
-        "left out: model.onnx",
-    }
-    names = {file.name for file in (tmp_path / "out").iterdir()}
-    assert names == {"model.safetensors", "config.json", "tokenizer.json", "original"}
-
-
-def test_what_is_no_adapter_cant_be_checked_out_merged(lora: Repository, tmp_path: Path) -> None:
-    for ref in ("base", "math"):
-        with pytest.raises(Mismatch, match=f"{ref} is no adapter") as caught:
-            lora.checkout(ref, tmp_path / "out", merged=True)
-        assert "--merged" in caught.value.hint
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("threads", [1, 5])
-def test_threads_change_nothing_in_a_merged_checkout(
-    lora_template: Path, tmp_path: Path, threads: int
-) -> None:
-    for count in (threads, 2):
-        with Repository.open(lora_template, threads=count) as repository:
-            repository.checkout("dora", tmp_path / str(count), merged=True)
-    assert tree_of(tmp_path / str(threads)) == tree_of(tmp_path / "2")
-
-
-def test_integers_stay_the_bases(repository: Repository, base: Tensors, tmp_path: Path) -> None:
-    ids = "model.position.ids"
-    tensors = {**base, ids: torch.arange(7)}
-    path = tmp_path / "base"
-    path.mkdir()
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    repository.add(path)
-    chat = save_adapter(tmp_path / "chat", base)
-    own = load_file(chat / WEIGHTS)
-    save_file({**own, PREFIX + ids: torch.arange(7) + 1}, chat / WEIGHTS)
-    repository.add(chat)
-    repository.checkout("chat", tmp_path / "out", merged=True)
-    merge(repository, ["chat"])
-    assert torch.equal(read_directory(tmp_path / "out")[ids], torch.arange(7))
-    assert torch.equal(repository.load("out")[ids], torch.arange(7))

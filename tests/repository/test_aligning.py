@@ -25,8 +25,9 @@ from mergegit.repository.aligning import _StoredRows
 from mergegit.repository.planning import gather
 from mergegit.repository.recipes import document_of
 from mergegit.repository.reports import MergeReport, PlanReport
-from mergegit.storage.pack import Encoding
+from mergegit.storage.pack import Encoding, Header, Kind
 from mergegit.storage.store import Store
+from tests.adapters import save_adapter
 from tests.checkpoint.tokenizers import bpe, word_level
 from tests.families import Family, generator
 from tests.merge.reference import ulps
@@ -346,6 +347,11 @@ def test_aligned_experts_are_read_by_layers(chatty: Repository, source: str) -> 
                     form.encoding is Encoding.DELTA and form.base == below for form in forms[block]
                 )
     report = plan(chatty, source=source, budget="12%")
+    assert report.plan.raw_bytes == sum(
+        chatty.tensor(tensor_id).nbytes
+        for name in EXPERTS
+        for tensor_id in chatty.manifest(name).tensors.values()
+    )
     assert 0 < report.plan.planned_bytes <= report.plan.raw_bytes * 12 // 100
     assert 0 < report.plan.predicted_error < 0.6
     merged = chatty.merge(report)
@@ -399,6 +405,26 @@ def test_what_a_collection_took_is_made_again(chatty: Repository) -> None:
     after = chatty.load("after")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert chatty.fsck().is_clean
+
+
+def test_what_lost_its_blocks_is_made_again(chatty: Repository) -> None:
+    """Objects and blocks lie in packs of their own, and may go one without the other."""
+    before = inputs_of(chatty, tokenizer_source="union")
+    catalog = chatty.store.catalog
+    (block, *_) = before.aligned.passing
+    (form,) = catalog.forms_of([block])[block]
+    pack = form.places[0].pack
+    lost = [
+        Header(Kind.SEGMENT, known, 0, 0)
+        for known, forms in catalog.blocks()
+        if any(place.pack == pack for stored in forms for place in stored.places)
+    ]
+    catalog.enter({}, {pack: lost})
+    assert chatty.store.has_object(before.base.ids[EMBED])
+    again = inputs_of(chatty, tokenizer_source="union")
+    assert again.aligned.read_bytes > 0
+    assert again.base.ids == before.base.ids
+    assert merge(chatty).is_new
 
 
 def test_a_kept_plan_is_good_after_a_collection(chatty: Repository, tmp_path: Path) -> None:
@@ -485,6 +511,20 @@ def test_rows_in_another_order_are_read_once_in_little_memory(
     assert not list((tmp_path / "repository" / ".mergegit" / "tmp").iterdir())
 
 
+def test_rows_in_order_wait_nowhere(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = base_tensors(8000, head=False)
+    words = [f"w{number}" for number in range(8000)]
+    repository.add(save(tmp_path / "base", base, tokenizer_files(words)))
+    longer = save(tmp_path / "longer", expert_tensors(base, "l", 2), tokenizer_files(words, CHAT))
+    repository.add(longer, base="base")
+    assert len(tensor_of(repository, repository.manifest("base"), EMBED)) > 5
+    monkeypatch.setattr(aligning, "HELD_BYTES", 0)
+    monkeypatch.setattr(_StoredRows, "_spill", lambda *_: pytest.fail("a block is still held"))
+    assert inputs_of(repository, ["longer"], tokenizer_source="union").aligned.read_bytes > 0
+
+
 def test_experts_in_another_dtype_are_aligned_in_their_own(
     repository: Repository, models: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -512,6 +552,52 @@ def test_a_repository_that_cannot_be_written_to_says_what_is_missing(
     gather(chatty.store, recipe)
     monkeypatch.setattr(chatty.store, "is_writable", False)
     gather(chatty.store, recipe)
+
+
+# -- adapters -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def adapted(chatty: Repository, models: dict[str, Path], tmp_path: Path) -> Tensors:
+    """Adds an adapter that changes the embeddings, and no head; returns it merged into the base."""
+    base = load_file(models["base"] / "model.safetensors")
+    path = save_adapter(tmp_path / "adapter", base, modules=("up_proj", "embed_tokens"))
+    chatty.add(path, base="base")
+    chatty.checkout("adapter", tmp_path / "whole", merged=True)
+    return {n: t.float() for n, t in load_file(tmp_path / "whole" / "model.safetensors").items()}
+
+
+def test_an_adapter_has_its_bases_tokens(
+    chatty: Repository, models: dict[str, Path], adapted: Tensors
+) -> None:
+    merged = chatty.load(
+        merge(chatty, ["adapter", "chat"], "union", parameters={"weight": 1}).branch
+    )
+    base, chat = weights(models, "base"), weights(models, "chat")
+    for key in (EMBED, HEAD):
+        wanted = adapted[key] + chat[key][:ROWS] - base[key]
+        assert int(ulps(merged[key][:ROWS], wanted.bfloat16()).max()) <= 1
+        # The base and its adapter have chat's rows, where they have none.
+        assert torch.equal(merged[key][ROWS:].float(), chat[key][ROWS:])
+
+
+def test_an_adapter_that_has_the_vocabulary_is_computed_as_ever(
+    chatty: Repository, adapted: Tensors, models: dict[str, Path]
+) -> None:
+    recipe = chatty.recipe(["adapter", "chat"], tokenizer_source="base")
+    inputs = gather(chatty.store, recipe)
+    assert inputs.experts[0].tensors[EMBED].block(0) in inputs.computed
+    merged = chatty.load(chatty.merge(chatty.plan(recipe)).branch)
+    chatty.gc(expire=0, grace=0)
+    # What the merge did not need is gone, and made again.
+    again = gather(chatty.store, recipe)
+    assert again.aligned.read_bytes > 0
+    assert again.experts[0].ids == inputs.experts[0].ids
+    assert gather(chatty.store, recipe).aligned.read_bytes == 0
+    base, chat = weights(models, "base"), weights(models, "chat")
+    wanted = adapted[EMBED] + chat[EMBED][:ROWS] - base[EMBED]
+    # The adapter's own rows were rounded when it was checked out, and here they are not.
+    torch.testing.assert_close(merged[EMBED].float(), wanted, rtol=2**-8, atol=2.5e-4)
 
 
 # -- heads ----------------------------------------------------------------------------------------
@@ -734,12 +820,19 @@ def test_ids_of_special_tokens_follow_the_vocabulary(
     small(repository, tmp_path, "base", base, eos_token_id=3)
     path = save(tmp_path / "other", expert_tensors(base, "other"), tokenizer_files("hgfedcba"))
     (path / "generation_config.json").write_text('{"eos_token_id": 4}')
+    (path / "special_tokens_map.json").write_text("{}")
     repository.add(path, base="base")
     report = merge(repository, ["other"], "other")
     assert merged_config(repository, report)["eos_token_id"] == 4
+    assert "special_tokens_map.json" in repository.manifest(report.branch).files
     report = merge(repository, ["other", "base"], "base", method="linear", base="other")
     generation = json.loads(file(repository, report, "generation_config.json"))
     assert generation == {"eos_token_id": 4}
+    # Of the first model are all files but its tokenizer's.
+    small(repository, tmp_path, "plain", expert_tensors(base, "plain"))
+    report = merge(repository, ["other", "plain"], "plain", method="linear")
+    assert "special_tokens_map.json" not in repository.manifest(report.branch).files
+    assert "generation_config.json" in repository.manifest(report.branch).files
 
 
 def test_a_chat_template_needs_no_vocabulary(chatty: Repository) -> None:

@@ -248,9 +248,9 @@ def test_parameters_of_a_module_go_before_the_recipes(family: Repository) -> Non
         ("{normalize: [0, 1]}", "normalize is 0.0, not true or false"),
         ("{normalize: [true, false]}", r"normalize\[0\] is true, not a number"),
         ("{normalize: 2}", "normalize is 2.0, not true or false"),
-        ("{density: 1.5}", r"math.density is 1.5; it must be at least 0 and at most 1"),
-        ("{density: [0.1, 2]}", r"math.density is 2; it must be"),
-        ("{density: {filter: mlp, value: some}}", "math.density is 'some', not a number"),
+        ("{density: 1.5}", r"^density is 1\.5; it must be at least 0 and at most 1"),
+        ("{density: [0.1, 2]}", "^density is 2; it must be"),
+        ("{density: {filter: mlp, value: some}}", "^density is 'some', not a number"),
     ],
 )
 def test_a_bad_parameter_is_refused_by_name(
@@ -313,7 +313,7 @@ def test_a_gradient_over_models_without_layers_is_refused(
     flat = {"embedding.weight": torch.ones(4, 4), "head.weight": torch.ones(4, 4)}
     repository.add(save(tmp_path / "base", flat))
     repository.add(save(tmp_path / "math", {name: t + 1 for name, t in flat.items()}))
-    with pytest.raises(BadRecipe, match="math.weight is a gradient over layers, and the tensors'"):
+    with pytest.raises(BadRecipe, match=r"math\.weight is a gradient over layers, and the"):
         repository.plan(repository.recipe(["math"], parameters={"weight": [0, 1]}))
 
 
@@ -567,6 +567,26 @@ def test_models_that_are_directories_are_added(
     assert repository.commit("math").parents == (repository.resolve("base"),)
     assert set(moved(repository, text).values()) == {17.0}
     assert recipe(repository, text) == asked
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("- {model: ./code, parameters: {wieght: 1}}", "no parameter 'wieght'"),
+        ("- {model: ./code, parameters: {lambda: 1}}", r"\./code\.lambda: an expert can't have"),
+        ("- {model: ./code, parameters: {density: 2}}", r"\./code\.density is 2; it must be"),
+        ("- {model: ./cod}", "there is no branch, tag or commit './cod'"),
+        ("- {model: meta/code}", "'meta/code' is not in the repository"),
+    ],
+)
+def test_nothing_is_added_for_a_recipe_that_can_not_be(
+    repository: Repository, models: Path, monkeypatch: pytest.MonkeyPatch, line: str, message: str
+) -> None:
+    monkeypatch.chdir(models)
+    text = f"merge_method: ties\nbase_model: ./base\nmodels:\n  - model: ./math\n  {line}\n"
+    with pytest.raises((BadRecipe, UnknownRef), match=message):
+        recipe(repository, text)
+    assert repository.branches() == {}
 
 
 def test_a_reference_is_for_methods_that_merge_whole_models(family: Repository) -> None:
@@ -908,6 +928,21 @@ def test_slices_may_take_different_models_and_numbers_of_them(family: Repository
     )
     assert by_layer(steps) == [1, 16 + 128 + 1, 16 + 128 + 1, 256]
     assert [steps[name] for name in OUTSIDE] == [1, 256, 256]
+
+
+def test_heads_are_merged_of_all_models_of_the_last_slice(family: Repository) -> None:
+    steps = moved(
+        family,
+        """
+        merge_method: linear
+        slices:
+          - sources: [{model: math, layer_range: [0, 1]}]
+          - sources:
+              - {model: code, layer_range: [1, 4]}
+              - {model: prose, layer_range: [1, 4], parameters: {weight: 3}}
+        """,
+    )
+    assert [steps[name] for name in OUTSIDE] == [1, 4 + 192, 4 + 192]
 
 
 @pytest.mark.parametrize("budget", ["0", "10%", "40%", "100%"])

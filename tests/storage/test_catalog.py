@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mergegit.errors import UnusableRepository
 from mergegit.objects import Tensor, TensorId
-from mergegit.storage.catalog import Catalog, PackFile, Place
+from mergegit.storage.catalog import Catalog, DamagedCatalog, PackFile, Place
 from mergegit.storage.location import Location
 from mergegit.storage.pack import Compression, Encoding, Header, Kind, scan
 from mergegit.storage.store import Store
@@ -370,7 +370,7 @@ def test_a_catalog_cut_short_is_refused_and_not_mapped(share: float, tmp_path: P
     with closing(Catalog(tmp_path / "catalog")) as catalog:
         enter(catalog, a_pack(1), *(header(key) for key in range(2000)))
     file = tmp_path / "catalog" / "data.mdb"
-    os.truncate(file, int(file.stat().st_size * share))
+    os.truncate(file, int(len(file.read_bytes().rstrip(b"\0")) * share))
     with pytest.raises(UnusableRepository) as caught, closing(Catalog(tmp_path / "catalog")) as cut:
         list(cut.blocks())
     assert "--rebuild-catalog" in caught.value.hint
@@ -390,6 +390,94 @@ def test_a_catalog_is_not_used_across_a_fork(
         catalog.object(an_id(1))
     with pytest.raises(RuntimeError, match="fork"):
         enter(catalog, a_pack(1), header(1))
+
+
+def test_a_catalog_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
+    (tmp_path / "catalog").mkdir()
+    (tmp_path / "catalog" / "data.mdb.new").write_bytes(b"half")
+    with closing(Catalog(tmp_path / "catalog")) as catalog:
+        assert catalog.counts() == NOTHING
+    assert {path.name for path in (tmp_path / "catalog").iterdir()} == {"data.mdb", "lock.mdb"}
+
+
+# -- damage ---------------------------------------------------------------------------------------
+
+
+def small_catalog(tmp_path: Path) -> tuple[Path, bytes]:
+    with closing(Catalog(tmp_path / "catalog")) as catalog:
+        enter(catalog, a_pack(1), *(header(key, Kind.OBJECT) for key in range(1, 9)))
+        enter(catalog, a_pack(2), *(layer(n, 3, key=20) for n in range(3)))
+        assert catalog.damage() is None
+    file = tmp_path / "catalog" / "data.mdb"
+    return file, file.read_bytes()
+
+
+def test_a_value_that_is_not_what_was_put_is_told_as_such(tmp_path: Path) -> None:
+    file, data = small_catalog(tmp_path)
+    at = data.rindex(an_id(3)) + 32 + 4
+    file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with closing(Catalog(tmp_path / "catalog")) as catalog:
+        assert catalog.object(an_id(2)) is not None
+        with pytest.raises(DamagedCatalog, match=r"catalog .* is damaged") as caught:
+            catalog.object(an_id(3))
+    assert "--rebuild-catalog" in caught.value.hint
+
+
+def test_a_value_that_stands_under_another_key_is_told_as_such(tmp_path: Path) -> None:
+    """Each is sound by itself: what one object's entry says of another must not be believed."""
+    file, data = small_catalog(tmp_path)
+    one, two = (data.rindex(an_id(key)) + 32 for key in (3, 4))
+    length = 40
+    file.write_bytes(data[:one] + data[two : two + length] + data[one + length :])
+    with closing(Catalog(tmp_path / "catalog")) as catalog:
+        assert catalog.object(an_id(4)) is not None
+        with pytest.raises(DamagedCatalog):
+            catalog.object(an_id(3))
+
+
+def test_a_length_beyond_the_file_is_not_followed(tmp_path: Path) -> None:
+    file, data = small_catalog(tmp_path)
+    at = (
+        data.rindex(an_id(3)) - 8
+    )  # the node: two halves of the value's length, flags, key's length
+    file.write_bytes(data[:at] + b"\xff\xff\xff\x7f" + data[at + 4 :])
+    with (
+        closing(Catalog(tmp_path / "catalog")) as catalog,
+        pytest.raises((DamagedCatalog, UnusableRepository)),
+    ):
+        catalog.object(an_id(3))
+
+
+def test_the_file_is_longer_than_what_is_in_it_and_takes_no_more_on_disk(tmp_path: Path) -> None:
+    """So that a damaged length or place in its last page does not lead out of it."""
+    file, data = small_catalog(tmp_path)
+    contents = len(data.rstrip(b"\0"))
+    assert len(data) - contents > 500_000
+    assert file.stat().st_blocks * 512 < contents + 16_384
+
+
+def test_a_file_that_says_it_is_huge_is_refused(tmp_path: Path) -> None:
+    file, data = small_catalog(tmp_path)
+    for page in range(2):
+        at = 4096 * page + 16 + 24 + 96  # the number of the last page
+        data = data[:at] + (1 << 27).to_bytes(8, "little") + data[at + 8 :]
+    file.write_bytes(data)
+    with pytest.raises(DamagedCatalog, match="says that it is"):
+        Catalog(tmp_path / "catalog")
+    assert file.stat().st_size == len(data)
+
+
+def test_a_catalog_of_before_checksums_is_read_and_written_as_it_is(tmp_path: Path) -> None:
+    with closing(Catalog(tmp_path / "catalog")) as catalog, catalog._begin(write=True) as txn:
+        txn.delete(b"sealed", db=catalog._meta)
+        catalog._sealed = False
+        catalog._enter_pack(txn, a_pack(1))
+    with closing(Catalog(tmp_path / "catalog")) as catalog:
+        assert not catalog.is_sealed
+        enter(catalog, a_pack(2), header(1, Kind.OBJECT))
+    with closing(Catalog(tmp_path / "catalog")) as catalog:
+        assert [pack.name for pack in catalog.packs().values()] == [a_pack(n).name for n in (1, 2)]
+        assert catalog.object(an_id(1)) == Place(2, 100, 7, 7, check=header(1).checksum[:8])
 
 
 # -- making it again ------------------------------------------------------------------------------

@@ -18,7 +18,9 @@ from mergegit.storage.location import (
     Location,
     create,
     discover,
+    disk_bytes,
     file_system_type,
+    make_directory,
     write_durably,
 )
 
@@ -305,6 +307,39 @@ def test_a_small_file_is_the_old_one_or_the_new_one(
     assert os.listdir(tmp_path) == ["x"]
     write_durably(path, b"new", temporary)
     assert path.read_bytes() == b"new"
+
+
+def test_directories_are_made_durable_though_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made them may have been killed before they were."""
+    synced, sync = [], os.fsync
+    (tmp_path / "a").mkdir()
+
+    def record(fd: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    make_directory(tmp_path / "a" / "b", tmp_path)
+    assert (tmp_path / "a" / "b").is_dir()
+    assert synced == [tmp_path, tmp_path / "a"]
+
+
+def test_files_that_go_meanwhile_take_no_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("goes", "stays"):
+        (tmp_path / name).write_bytes(bytes(5000))
+    walk = os.walk
+
+    def walk_then_remove(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        found = list(walk(root))
+        (tmp_path / "goes").unlink()
+        yield from found
+
+    monkeypatch.setattr(os, "walk", walk_then_remove)
+    assert disk_bytes(tmp_path) == (tmp_path / "stays").stat().st_blocks * 512
 
 
 def test_what_a_killed_process_left_of_a_small_file_is_overwritten(tmp_path: Path) -> None:

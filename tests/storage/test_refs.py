@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mergegit.errors import Damaged, InvalidName, RefConflict, UnknownRef
+from mergegit.errors import Damaged, InvalidName, RefConflict, Unconfirmed, UnknownRef
 from mergegit.objects import CommitId
 from mergegit.storage.location import Location, create
 from mergegit.storage.refs import LogEntry, Refs, Space, check_name
@@ -351,7 +352,7 @@ def test_any_author_and_reason_are_one_line(author: str, reason: str) -> None:
         newest, oldest = refs.log("heads", "main")
         assert (newest.old, newest.new, oldest.new) == (A, B, A)
         for text, found in ((author, oldest.author), (reason, oldest.reason)):
-            assert found == text.translate(dict.fromkeys(map(ord, "\t\r\n"), " "))
+            assert found == text.translate(dict.fromkeys(map(ord, "\0\t\r\n"), " "))
 
 
 def test_what_is_not_text_is_written_as_a_question_mark(refs: Refs) -> None:
@@ -386,6 +387,62 @@ def test_a_line_that_was_cut_short_does_not_swallow_the_next(
     log.write_bytes(log.read_bytes() + b"cut short")
     refs.update(move("main", A, B))
     assert log.read_bytes().splitlines()[-1].startswith(A.hex().encode())
+
+
+def test_a_line_whose_beginning_a_power_cut_took_counts_for_nothing(
+    refs: Refs, location: Location
+) -> None:
+    """A disk may write the end of a line and not its beginning, which reads as zeros then."""
+    refs.update(move("main", None, A))
+    (log,) = (location.logs / "heads").iterdir()
+    whole = log.read_bytes()
+    log.write_bytes(whole + bytes(100) + whole[-50:])
+    assert [entry.new for entry in refs.log("heads", "main")] == [A]
+    refs.update(move("main", A, B))
+    assert log.read_bytes().startswith(whole + A.hex().encode())
+    assert [entry.new for entry in refs.log("heads", "main")] == [B, A]
+
+
+def test_a_move_that_the_disk_does_not_confirm_is_told_as_made(
+    refs: Refs, location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs.update(move("main", None, A))
+    heads, sync = location.refs / "heads", os.fsync
+
+    def fail(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}") == os.fspath(heads):
+            raise OSError(errno.EIO, "the disk is ill")
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(Unconfirmed, match="is written, but the disk did not confirm it"):
+        refs.update(move("main", A, B))
+    assert refs.read("heads", "main") == B
+    with pytest.raises(Unconfirmed, match="is renamed to"):
+        refs.rename(move("main", B, None), move("other", None, B))
+    assert refs.read("heads", "other") == B
+    with pytest.raises(Unconfirmed, match="is removed, but"):
+        refs.update(move("other", B, None))
+    assert refs.read("heads", "other") is None
+
+
+def test_who_has_looked_before_loses_to_another_and_is_told_to_try_again(refs: Refs) -> None:
+    refs.update(move("main", None, A))
+    with pytest.raises(RefConflict, match="moved by another command") as caught:
+        refs.update(move("main", None, B), has_looked=True)
+    assert "run the command again" in caught.value.hint
+
+
+def test_what_killed_commands_left_is_cleared(refs: Refs, location: Location) -> None:
+    refs.update(move("a/b", None, A))
+    for name in ("a/empty", "left/over"):
+        (location.refs / "heads" / name).mkdir(parents=True)
+    (location.temporary / "ref").write_bytes(b"half")
+    refs.clear()
+    assert refs.all("heads") == {"a/b": A}
+    left = {path.relative_to(location.refs).as_posix() for path in location.refs.rglob("*")}
+    assert left == {"heads", "heads/a", "heads/a/b", "tags"}
+    assert list(location.temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("data", [b"what is this", b"\xff\xfe", b"\n", b"aa bb cc dd\te"])

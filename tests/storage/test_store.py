@@ -714,9 +714,9 @@ def test_packs_are_durable_before_the_catalog_and_the_catalog_before_the_ref(
         events.append(("enter", None))
         enter(self, *arguments)
 
-    def record_update(self: Refs, *arguments: Any) -> None:
+    def record_update(self: Refs, *arguments: Any, **options: Any) -> None:
         events.append(("ref", store.catalog.counts()["objects"]))
-        update(self, *arguments)
+        update(self, *arguments, **options)
 
     with store.transaction() as transaction:
         write_some(store, transaction)
@@ -747,7 +747,7 @@ from mergegit.storage.refs import Refs
 from mergegit.storage.store import Store
 from tests.storage.samples import commit, move, put, some_bytes
 
-def die(*arguments):
+def die(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
 
 store = Store(Location(Path(sys.argv[1])))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from mergegit.storage.location import Location
 from mergegit.storage.workspace import Workspace, sweep
@@ -108,6 +112,45 @@ def test_ones_own_workspace_is_kept(location: Location) -> None:
 
 def test_a_lock_without_a_workspace_is_swept(location: Location) -> None:
     (location.temporary / "123-abcd.lock").touch()
+    sweep(location)
+    assert temporary_files(location) == []
+
+
+def test_a_workspace_whose_lock_is_gone_is_swept(location: Location) -> None:
+    """A power cut may take the one and leave the other."""
+    orphan = location.temporary / "123-0123abcd"
+    orphan.mkdir()
+    (orphan / "half.pack").write_bytes(b"half")
+    sweep(location)
+    assert temporary_files(location) == []
+
+
+def test_a_workspace_that_can_not_be_locked_leaves_nothing(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int, how: int) -> None:
+        raise OSError(errno.EIO, "the disk is ill")
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    with pytest.raises(OSError, match="ill"):
+        Workspace(location)
+    assert temporary_files(location) == []
+
+
+def test_a_workspace_that_can_not_be_removed_is_no_error(
+    location: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command has succeeded by then; the next one removes it."""
+    workspace = Workspace(location)
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EIO, "the disk is ill")
+
+    with monkeypatch.context() as patch:
+        for name in ("unlink", "rmdir"):
+            patch.setattr(os, name, fail)
+        workspace.remove()
+    assert temporary_files(location) != []
     sweep(location)
     assert temporary_files(location) == []
 

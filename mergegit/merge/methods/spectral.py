@@ -20,8 +20,9 @@ def _tsv(context: TensorContext) -> Rule:
     vectors could be any, are left out; the paper's code counts and keeps both. As in the paper's
     code, tensors that are no matrices are merged by the mean; other than there, so are embeddings.
 
-    In float64 it holds one delta, the kept right vectors of all and the result (m n each), and
-    s^2 six times, with s = min(m, n). It takes K + 2 eigendecompositions of s x s.
+    In float64 it holds one delta, the right vectors of all and the result (m n each), and with s =
+    min(m, n) at most (K + 12) s^2. It takes K + 2 eigendecompositions of s x s matrices, which is
+    nearly all of its time, and makes up to four of them at once.
     """
     if not is_matrix(context):
         return mean(context)
@@ -52,8 +53,8 @@ def _iso_c(context: TensorContext) -> Rule:
     paper's code, tensors that are no matrices are merged by the mean; other than there, so are
     embeddings.
 
-    In float64 it holds the sum and the result (m n each), and s^2 four times, with s = min(m, n).
-    It takes one eigendecomposition of s x s.
+    In float64 it holds the sum and the result (m n each), and with s = min(m, n) at most 4 s^2. It
+    takes one eigendecomposition of an s x s matrix.
     """
     if not is_matrix(context):
         return mean(context)
@@ -73,6 +74,7 @@ TSV: Final = Method(
     (WEIGHT, *DEPTH_SCALED),
     _tsv,
     needs=Needs.TENSOR,
+    flips=1.2,
 )
 
 ISO_C: Final = Method(
@@ -82,4 +84,5 @@ ISO_C: Final = Method(
     (WEIGHT, *DEPTH_SCALED),
     _iso_c,
     needs=Needs.TENSOR,
+    flips=0.6,
 )

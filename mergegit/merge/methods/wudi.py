@@ -37,9 +37,9 @@ def _wudi(context: TensorContext) -> Rule:
     Scaling D_e by its weight leaves w_e D_e^T D_e as it is and scales the first sum's term alone.
     The method is not symmetric: ``inputs_first`` transposes matrices that are stored that way.
 
-    In float64 it holds one delta, the first sum and the result (m n each), and n^2 twice; where
-    the experts together have fewer rows than there are columns, K m takes the place of n. It
-    takes about K m n (n + 3 min(m, n)) + n^3 / 3 + 2 m n^2 operations.
+    In float64 it holds one delta and the first sum (m n each), n^2 and min(m, n)^2. It takes about
+    K m n (n + 3 min(m, n)) + n^3 / 3 + 2 m n^2 operations. Where the experts together have fewer
+    rows than there are columns, it holds all deltas and (K m)^2 instead, which is less than n^2.
     """
     if not is_matrix(context):
         return mean(context)
@@ -63,4 +63,5 @@ WUDI: Final = Method(
     (WEIGHT, *DEPTH_SCALED, _RIDGE, _INPUTS_FIRST),
     _wudi,
     needs=Needs.TENSOR,
+    flips=0.3,
 )
