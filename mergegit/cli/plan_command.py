@@ -59,8 +59,9 @@ def command(
     """Show what a merge of each EXPERT would read, and what that costs in fidelity.
 
     Everything comes from what was measured when the experts were added, and no weights are read;
-    only an expert that was added with another base is measured now, once. Of an expert's blocks,
-    those are free that are the base's own, and those skipped that the budget does not reach.
+    only an expert that was added with another base is measured now, and embeddings of another
+    vocabulary are aligned, once. Of an expert's blocks, those are free that are the base's own, and
+    those skipped that the budget does not reach.
 
     \b
     Examples:

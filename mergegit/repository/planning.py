@@ -14,7 +14,7 @@ from mergegit.errors import NotFinite
 from mergegit.kernels.combine import Coefficients
 from mergegit.merge.layers import Place, Stack, places
 from mergegit.merge.match import Matching, Model, match
-from mergegit.merge.method import ExpertTensor, TensorContext
+from mergegit.merge.method import ExpertTensor, Method, TensorContext
 from mergegit.merge.plan import Ladders, Problem, tiny_tensors
 from mergegit.merge.recipe import Recipe, Settings, resolved
 from mergegit.merge.slices import slice_models
@@ -336,7 +336,7 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
         coefficients = rule if isinstance(rule, Coefficients) else rule.nearest
         if recipe.method.survey or not isinstance(rule, Coefficients):
             together[here] = here.start
-        always[here] = not coefficients.keeps_base or out_dtype != base.dtype
+        always[here] = out_dtype != base.dtype or not _unread(recipe.method, context).keeps_base
         for index in range(len(base)):
             elements = block_elements(base.elements, index)
             write_bytes[start + index] = byte_length(out_dtype, elements)
@@ -387,6 +387,13 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
         flips=recipe.method.flips,
         together=together,
     )
+
+
+def _unread(method: Method, context: TensorContext) -> Coefficients:
+    """What a tensor of which nothing is read is merged by."""
+    survey = method.survey(context) if method.survey else None
+    found = survey.finish() if survey is not None else None
+    return method.coefficients(replace(context, surveyed=found))
 
 
 @dataclass(slots=True)

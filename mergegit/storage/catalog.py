@@ -372,7 +372,7 @@ class Catalog:
         """Drop the results that are stored no more; returns how many there were."""
         if self._results is None:
             return 0
-        with self._begin(write=True) as txn:
+        with self._read() as txn:
             made = [(bytes(key), self._take(key, v, bytes)) for key, v in txn.cursor(self._results)]
             stale = [
                 key
@@ -380,8 +380,10 @@ class Catalog:
                 if txn.get(value, db=self._blocks) is None
                 and txn.get(value, db=self._objects) is None
             ]
-            for key in stale:
-                txn.delete(key, db=self._results)
+        if stale:
+            with self._begin(write=True) as txn:
+                for key in stale:
+                    txn.delete(key, db=self._results)
         return len(stale)
 
     def counts(self) -> dict[str, int]:

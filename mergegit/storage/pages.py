@@ -196,8 +196,8 @@ class _Walk:
         own, _, flags, lower, upper = _HEADER.unpack_from(data)
         if own != number or flags not in (_BRANCH, _LEAF):
             raise Unsound(f"page {number} is not a page of a tree")
-        count = (lower - _HEADER.size) // 2
-        if not _HEADER.size < lower <= upper <= self._size or count < 1:
+        count, odd = divmod(lower - _HEADER.size, 2)
+        if count < 1 or odd or not lower <= upper <= self._size:
             raise Unsound(f"page {number} has no sound bounds")
         places = struct.unpack_from(f"<{count}H", data, _HEADER.size)
         if min(places) < upper or max(places) > self._size - _NODE.size:

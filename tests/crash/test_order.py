@@ -95,6 +95,9 @@ def test_packs_go_to_the_trash_when_logs_and_catalog_have_forgotten_them(
     assert max(logs) < commit < min(trashed) < max(trashed) < min(removed)
     for directory in ("/.mergegit/trash", "/.mergegit/packs"):
         assert calls.synced_between(directory, max(trashed), min(removed))
+    for place in trashed:
+        pack = calls.all[place].split()[1]
+        assert calls.synced_between(pack, commit, place), "with the time from which it is there"
 
 
 def test_a_ref_moves_last(driver: Driver, tiny_family: Family, memory: Path) -> None:

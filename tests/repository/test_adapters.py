@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -394,28 +395,48 @@ def test_the_same_adapter_trimmed_in_two_ways_is_planned_as_it_is_read(lora: Rep
     assert planned.plan.planned_bytes > plan(lora, ["chat", "again"], **recipe).plan.planned_bytes
 
 
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "model_stock"])
+@pytest.mark.parametrize("budget", [None, "60%"])
+def test_what_was_merged_before_is_spared_as_it_was_planned(
+    lora: Repository, method: str, budget: str | None
+) -> None:
+    """Of an adapter that is all of a tensor's factors, or nothing."""
+    recipe = lora.recipe(["dora", "chat", "math"], method=method)
+    first = lora.merge(lora.plan(recipe, budget=budget), branch="first")
+    assert first.read_bytes > 0
+    again = lora.plan(recipe, budget=budget)
+    second = lora.merge(again, branch="second")
+    spared = sum(map(sum, again.spared))
+    assert second.read_bytes + spared == again.plan.planned_bytes
+    assert second.base_read_bytes + again.spared_base_bytes == again.plan.base_bytes
+    assert spared > 0.9 * again.plan.planned_bytes
+    assert lora.manifest("first").tensors == lora.manifest("second").tensors
+
+
 def test_an_adapter_of_weight_zero_costs_nothing_and_changes_nothing(lora: Repository) -> None:
     report = merge(lora, ["chat"], parameters={"weight": 0})
     assert (report.read_bytes, report.base_read_bytes) == (0, 0)
     assert lora.manifest("out").tensors == lora.manifest("base").tensors
 
 
-def test_an_embedding_that_is_saved_as_it_was_costs_nothing(
-    lora: Repository, base: Tensors, tmp_path: Path
+@pytest.mark.parametrize(
+    ("module", "unchanged", "dora"), [("embed_tokens", EMBEDDING, False), ("up_proj", UP, True)]
+)
+def test_a_tensor_that_is_saved_as_it_was_costs_nothing(
+    lora: Repository, base: Tensors, tmp_path: Path, module: str, unchanged: str, dora: bool
 ) -> None:
     """PEFT saves the base's embedding beside the factors of a change to it."""
-    modules = ["q_proj", "embed_tokens"]
-    bare = save_adapter(tmp_path / "bare", base, modules=modules, dtype=torch.bfloat16)
-    beside = save_adapter(
-        tmp_path / "beside", base, modules=modules, dtype=torch.bfloat16, unchanged=[EMBEDDING]
-    )
-    lora.add(bare)
-    lora.add(beside)
-    costs = [plan(lora, [name]).plan.planned_bytes for name in ("bare", "beside")]
-    assert costs[0] == costs[1]
-    for name in ("bare", "beside"):
+    modules = ["q_proj", module]
+    for name, saved in (("bare", []), ("beside", [unchanged])):
+        path = save_adapter(
+            tmp_path / name, base, modules=modules, dtype=torch.bfloat16, dora=dora,
+            unchanged=saved,
+        )  # fmt: skip
+        lora.add(path)
         report = merge(lora, [name], branch=f"of-{name}")
         assert report.base_read_bytes == report.plan.plan.base_bytes
+    costs = [plan(lora, [name]).plan.planned_bytes for name in ("bare", "beside")]
+    assert costs[0] == costs[1]
     assert lora.manifest("of-bare").tensors == lora.manifest("of-beside").tensors
 
 
@@ -875,6 +896,24 @@ def test_factors_are_held_until_the_last_block_of_their_tensor(
         planned = plan(repository, experts, method=method)
         report = repository.merge(planned, branch="out")
         assert report.read_bytes == planned.plan.planned_bytes == CROWD * 4 * (33000 + 16)
+
+
+@pytest.mark.slow
+def test_memory_holds_the_factors_of_few_tensors(repository: Repository, tmp_path: Path) -> None:
+    names = [f"model.layers.{layer}.up_proj.weight" for layer in range(40)]
+    tensors = {name: torch.randn(512, 384, generator=generator(name)).bfloat16() for name in names}
+    repository.add(save_checkpoint(tmp_path / "base", tensors, shards=1))
+    repository.add(save_adapter(tmp_path / "chat", tensors, rank=128), base="base")
+    repository.threads = 2
+    planned = plan(repository, ["chat"])
+    assert planned.plan.raw_bytes > 18_000_000
+    tracemalloc.start()
+    try:
+        repository.merge(planned, branch="out")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 14_000_000
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from mergegit.errors import NotFinite
 from mergegit.kernels.combine import Coefficients
 from mergegit.merge.bands import regroup
 from mergegit.merge.execute import TensorJob
-from mergegit.merge.method import Rule, Unit
+from mergegit.merge.method import Band, Banded, Rule, Unit, weighted
 from mergegit.merge.methods import METHODS
 from tests.merge import reference_spectral as reference
 from tests.merge.methods.matrices import (
@@ -276,6 +276,30 @@ def test_the_executor_merges_matrices_of_several_blocks(method: str, threads: in
     )
     merged = blocks.run([job], threads=threads)["weight"]
     assert same(blocks.get(merged), merge_tensor(method, base, experts))
+
+
+@pytest.mark.parametrize(("unit", "seen"), [(Unit.TENSOR, 3), (Unit.ROW, 1), (Unit.ELEMENT, 1)])
+def test_a_whole_tensor_is_given_all_threads(unit: Unit, seen: int) -> None:
+    base, experts = random_matrices("given", shape=(20, 30))
+    blocks = Blocks()
+    stored = blocks.put(base)
+    given = []
+
+    def note(band: Band) -> np.ndarray:
+        given.append(band.threads)
+        return band.base
+
+    rule = Banded(note, nearest=weighted([1.0]), unit=unit)
+    job = TensorJob(
+        name="weight",
+        dtype=stored.dtype,
+        base=stored,
+        experts=[blocks.put(experts[0])],
+        layers=np.ones((1, len(stored)), np.uint8),
+        rule=lambda found: rule,
+    )
+    blocks.run([job], threads=3)
+    assert given == [seen]
 
 
 @every_method
