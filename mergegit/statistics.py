@@ -27,6 +27,9 @@ SKETCH_BUCKETS: Final = 256
 """Length of a tensor's sketch. The inner product of two sketches estimates that of the deltas,
 with a standard error of about |a| |b| / 16 for one tensor, far less for a model."""
 
+NO_BASE: Final = bytes(32)
+"""Stands for the id of a base tensor of zeros."""
+
 PLANES: Final = 4
 """Planes of a progressive delta (mergegit.kernels.progressive)."""
 

@@ -23,12 +23,10 @@ from mergegit.objects import (
 )
 from mergegit.pipeline import ordered_map
 from mergegit.repository.measuring import Comparison, StatisticsBuilder, compare
+from mergegit.statistics import NO_BASE
 from mergegit.storage.prepared import PreparedBlock
 from mergegit.storage.store import Store
 from mergegit.storage.transaction import Transaction
-
-NO_BASE = bytes(32)
-"""Stands in statistics for a base of zeros."""
 
 Progress = Callable[[int, int], None]
 

@@ -331,6 +331,18 @@ class Catalog:
         with self._read() as txn:
             return self._find(txn, self._statistics, tensor + base, _unpack_place)
 
+    def measured_against(self, tensor: bytes) -> list[bytes]:
+        """The base tensors beside which statistics of a tensor were taken."""
+        with self._read() as txn:
+            cursor = txn.cursor(self._statistics)
+            found = []
+            if cursor.set_range(tensor):
+                for key in map(bytes, cursor.iternext(values=False)):
+                    if not key.startswith(tensor):
+                        break
+                    found.append(key[ID_BYTES:])
+        return found
+
     def blocks(self) -> Iterator[tuple[bytes, list[StoredForm]]]:
         """Every block, in the order of ids. Holds a transaction open: for checks alone."""
         with self._read() as txn:

@@ -101,6 +101,15 @@ def test_an_object_is_found_where_it_lies(catalog: Catalog) -> None:
     assert [key for key, _ in catalog.objects()] == [an_id(3)]
 
 
+def test_what_a_tensor_was_measured_against_is_listed(catalog: Catalog) -> None:
+    pairs = [(3, 5), (3, 4), (2, 4), (4, 3)]
+    headers = [header(t, Kind.STATISTICS, base=an_id(base)) for t, base in pairs]
+    enter(catalog, a_pack(1), *headers)
+    assert set(catalog.measured_against(an_id(3))) == {an_id(4), an_id(5)}
+    assert catalog.measured_against(an_id(2)) == [an_id(4)]
+    assert catalog.measured_against(an_id(5)) == []
+
+
 def test_statistics_are_found_by_both_tensors(catalog: Catalog) -> None:
     enter(
         catalog,
