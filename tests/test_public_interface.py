@@ -62,6 +62,9 @@ VERBS = {
     ],
     "extract_lora": ["expert", "directory", "rank", "base", "dtype", "progress"],
     "load": ["ref"],
+    "diff": ["old", "new", "against", "patterns", "weights", "files", "exact", "progress"],
+    "similarity": ["refs", "base", "patterns", "exact", "progress"],
+    "blame": ["ref", "patterns", "progress"],
     "repack": ["refs", "base", "encoding", "progress"],
     "gc": ["expire", "grace", "dry_run", "wait", "progress"],
 }  # fmt: skip

@@ -31,6 +31,9 @@ _GROUPS: Final = {
     "Look": {
         "log": "show the history",
         "show": "show a commit, plan, manifest or tensor",
+        "diff": "show what differs between two commits, in weights and files",
+        "similarity": "show how alike experts' changes are",
+        "blame": "show what each tensor of a merge was made of",
         "reflog": "show where branches and tags stood",
         "status": "show what the repository holds and takes",
     },

@@ -50,8 +50,11 @@ if TYPE_CHECKING:
     from mergegit.merge.mergekit_yaml import Document
     from mergegit.merge.plan import Planner
     from mergegit.merge.recipe import Recipe
+    from mergegit.repository.blaming import BlameReport
     from mergegit.repository.checking import CheckReport
+    from mergegit.repository.comparing import DiffReport
     from mergegit.repository.planning import Inputs
+    from mergegit.repository.similarity_report import SimilarityReport
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and how many there are."""
@@ -962,6 +965,86 @@ class Repository:
             name: load_tensor(self.store, self.store.tensor(tensor_id), self.threads)
             for name, tensor_id in manifest.tensors.items()
         }
+
+    # -- questions about weights -----------------------------------------------------------------
+
+    def diff(
+        self,
+        old: str,
+        new: str,
+        *,
+        against: str | None = None,
+        patterns: Sequence[str] = (),
+        weights: bool = True,
+        files: bool = True,
+        exact: bool = False,
+        progress: Progress = _silent,
+    ) -> DiffReport:
+        """What differs between two commits, in their ``weights`` and in the ``files`` around them.
+
+        What is identical is known by ids. How large a change is comes from statistics, or with
+        ``exact`` from the blocks that differ. ``against`` is a third commit, with whose change from
+        ``old`` the change to ``new`` is compared. ``patterns`` restrict it to tensors and files
+        whose names hold one of them. Raises ``UnknownRef`` and ``NoBase``.
+        """
+        from mergegit.repository import asking
+
+        return asking.diff(
+            self.store,
+            resolve(self.store, old),
+            resolve(self.store, new),
+            resolve(self.store, against) if against is not None else None,
+            patterns=patterns,
+            weights=weights,
+            files=files,
+            exact=exact,
+            threads=self.threads,
+            progress=functools.partial(progress, f"comparing {old} and {new}"),
+        )
+
+    def similarity(
+        self,
+        refs: Sequence[str] = (),
+        *,
+        base: str | None = None,
+        patterns: Sequence[str] = (),
+        exact: bool = False,
+        progress: Progress = _silent,
+    ) -> SimilarityReport:
+        """How alike the changes are that experts made to their common base: by default those of
+        all branches that stand on one base.
+
+        Estimated from statistics, or with ``exact`` read. ``patterns`` restrict it to tensors whose
+        names hold one of them. Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.
+        """
+        from mergegit.repository import asking
+
+        return asking.similarity(
+            self.store,
+            [resolve(self.store, ref) for ref in refs],
+            resolve(self.store, base) if base is not None else None,
+            patterns=patterns,
+            exact=exact,
+            threads=self.threads,
+            progress=functools.partial(progress, "comparing experts"),
+        )
+
+    @_leased
+    def blame(
+        self, ref: str, *, patterns: Sequence[str] = (), progress: Progress = _silent
+    ) -> BlameReport:
+        """What the tensors of a commit are made of, through chains of merges. Reads no weights.
+
+        ``patterns`` restrict it to tensors whose names hold one of them. Raises ``UnknownRef``.
+        """
+        from mergegit.repository.blaming import blame
+
+        return blame(
+            self.store,
+            resolve(self.store, ref),
+            patterns,
+            functools.partial(self._gather, progress=progress),
+        )
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import pytest
 
 from mergegit import Repository
 from mergegit.cli.main import main
+from tests import layered
 from tests.families import EXPERTS, Family
 from tests.memory import directory_in_memory
 
@@ -157,3 +158,24 @@ def commit_of(place: Path) -> Callable[[str], str]:
             return repository.resolve(ref).hex()
 
     return resolve
+
+
+@pytest.fixture(scope="session")
+def layered_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A repository with a family of four layers, and a branch ``merged`` of math and code."""
+    checkpoints = layered.make_family(tmp_path_factory.mktemp("layered"))
+    with directory_in_memory() as path:
+        with Repository.init(path, author=AUTHOR) as repository:
+            for checkpoint in checkpoints:
+                repository.add(checkpoint)
+            recipe = repository.recipe(EXPERTS[:2], parameters={"math.weight": 0.5})
+            repository.merge(repository.plan(recipe), branch="merged")
+        yield path
+
+
+@pytest.fixture
+def layers(tmp_path: Path, layered_template: Path) -> CommandLine:
+    """Commands in a copy of the repository of the family of four layers."""
+    path = tmp_path / "layers"
+    shutil.copytree(layered_template, path)
+    return CommandLine(path)

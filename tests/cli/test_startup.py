@@ -42,7 +42,7 @@ def modules_of(*arguments: str, cwd: Path, **variables: str) -> set[str]:
     ["--help", "--version", "log", "log --graph --json", "show merged", "show math --json",
      "status", "branch", "branch x math", "branch -m math maths", "branch -d math", "tag",
      "tag x math", "init", "completion bash", "show nothing", "nonsense", "add --help",
-     "merge --help"],
+     "merge --help", "diff merged v1", "diff math math --json"],
 )  # fmt: skip
 def test_it_starts_light(command: str, place: Path) -> None:
     assert not modules_of(*command.split(), cwd=place) & HEAVY

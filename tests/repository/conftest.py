@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from mergegit import Repository
+from mergegit.storage.reader import PackReader
 from tests.adapters import Tensors, model_tensors, save_adapter, tuned_tensors
 from tests.families import EXPERTS, Family, save_checkpoint
+from tests.repository.lineages import ReadPlaces, make_lineages
 
 AUTHOR = "Ada <ada@example.org>"
 
@@ -97,3 +99,25 @@ def lora(lora_template: Path, tmp_path: Path) -> Iterator[Repository]:
     shutil.copytree(lora_template, tmp_path / "lora")
     with Repository.open(tmp_path / "lora", author=AUTHOR, threads=2) as repository:
         yield repository
+
+
+@pytest.fixture(scope="session")
+def lineages_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_lineages(
+        tmp_path_factory.mktemp("lineages") / "repository", tmp_path_factory.mktemp("checkpoints")
+    )
+
+
+@pytest.fixture
+def lineages(lineages_path: Path) -> Iterator[Repository]:
+    """The family of ``tests.repository.lineages``, to look at and not to change."""
+    with Repository.open(lineages_path) as repository:
+        yield repository
+
+
+@pytest.fixture
+def read_places(monkeypatch: pytest.MonkeyPatch) -> ReadPlaces:
+    """Everything that is read from packs in this test."""
+    places = ReadPlaces()
+    monkeypatch.setattr(PackReader, "read", places.record(PackReader.read))
+    return places
