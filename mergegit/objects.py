@@ -121,7 +121,7 @@ class Commit:
 
     ``time`` is seconds since 1970, UTC. A merge's parents are its base, then the experts in
     order; ``recipe`` is what was asked, ``plan`` what was read, ``execution`` what the merge
-    measured of itself (bytes, seconds, version of the program).
+    says of itself (the recipe in words, bytes, seconds, version of the program).
     """
 
     manifest: ManifestId

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -80,7 +79,7 @@ def _show_commit(
     click.echo()
     if commit.recipe is not None:
         click.echo("recipe:")
-        for line in recipe_yaml(commit.recipe).splitlines():
+        for line in _recipe_yaml(commit).splitlines():
             click.echo(f"  {printable(line)}")
     manifest = repository.store.manifest(commit.manifest)
     total = sum(repository.tensor(tensor_id).nbytes for tensor_id in manifest.tensors.values())
@@ -96,26 +95,28 @@ def _show_commit(
 
 def _recipe_text(text: str, value: object, given: bool) -> str:
     """The recipe of a merge or a plan as YAML. Raises ``BadRecipe`` where there is none."""
-    recipe = value.recipe if isinstance(value, Commit | Plan) else None
-    if recipe is None:
+    if not isinstance(value, Commit | Plan) or value.recipe is None:
         raise BadRecipe(f"{text} is no merge", hint="`mergegit log` shows which commits are merges")
     if not given:
-        return recipe_yaml(recipe)
-    if "given" not in recipe:
+        return _recipe_yaml(value)
+    if "given" not in value.recipe:
         raise BadRecipe(
             f"{text} was not made from a recipe file",
             hint="print its recipe as it was understood with --recipe",
         )
-    return str(recipe["given"])
+    return str(value.recipe["given"])
 
 
-def recipe_yaml(recipe: Mapping[str, Any]) -> str:
-    """A recipe as it was understood, in mergekit's YAML."""
+def _recipe_yaml(value: Commit | Plan) -> str:
+    """The recipe of a merge or a plan as it was understood, in mergekit's YAML."""
+    if isinstance(value, Commit) and value.execution and "recipe" in value.execution:
+        return str(value.execution["recipe"])
     from mergegit.merge.mergekit_yaml import write_documents
     from mergegit.merge.recipe import Recipe
     from mergegit.repository.recipes import document_of
 
-    return write_documents([document_of(Recipe.from_json(recipe))])
+    assert value.recipe is not None
+    return write_documents([document_of(Recipe.from_json(value.recipe))])
 
 
 def _show_manifest(

@@ -692,9 +692,11 @@ class Repository:
         branch would not move forward, and ``Damaged`` where stored bytes are not what they should
         be; the repository is then as it was.
         """
+        from mergegit.merge.mergekit_yaml import write_documents
         from mergegit.merge.recipe import Recipe
         from mergegit.repository import merging
         from mergegit.repository.manifests import merged_manifest
+        from mergegit.repository.recipes import document_of
         from mergegit.repository.remembering import Spared
         from mergegit.repository.vocabularies import token_files
 
@@ -751,6 +753,7 @@ class Repository:
                     plan=transaction.write_plan(plan.plan),
                     execution={
                         "mergegit": VERSION,
+                        "recipe": write_documents([document_of(recipe)]),
                         "read_bytes": read,
                         "spared_bytes": spared.total,
                         "base_read_bytes": counts.bases.total,
@@ -865,11 +868,11 @@ class Repository:
         """Write a commit's files into ``directory``, which must not exist or be empty.
 
         The directory appears whole or not at all; with ``update`` it is one that holds another
-        checkout, of which files are rewritten, one by one, that differ. An added checkpoint comes back byte for byte,
-        unless its floating tensors are to have another ``dtype`` or its shards another size, in
-        bytes or like ``5GB``; then weights beside the model are left out. Of an adapter,
-        ``merged`` writes the base's files with the adapter merged in. Raises ``BadTarget``,
-        ``NoSpace``, ``Damaged``, ``BadRecipe``, ``Mismatch`` and ``NotFinite``.
+        checkout, of which files are rewritten, one by one, that differ. An added checkpoint comes
+        back byte for byte, unless its floating tensors are to have another ``dtype`` or its shards
+        another size, in bytes or like ``5GB``; then weights beside the model are left out. Of an
+        adapter, ``merged`` writes the base's files with the adapter merged in. Raises
+        ``BadTarget``, ``NoSpace``, ``Damaged``, ``BadRecipe``, ``Mismatch`` and ``NotFinite``.
         """
         from mergegit.repository.checking_out import Contents, Form, check_out
 

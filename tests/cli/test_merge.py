@@ -49,7 +49,8 @@ def test_the_commit_has_base_and_experts_for_parents(
     assert commit["message"] == "both"
     assert commit["execution"]["mergegit"] == VERSION
     assert sorted(commit["execution"]) == [
-        "base_read_bytes", "mergegit", "read_bytes", "seconds", "written_bytes",
+        "base_read_bytes", "mergegit", "read_bytes", "recipe", "seconds", "spared_bytes",
+        "written_bytes",
     ]  # fmt: skip
 
 
@@ -134,4 +135,4 @@ def test_what_a_plan_says_can_not_be_said_otherwise(option: str, mergegit: Comma
 
 def test_experts_or_a_plan(mergegit: CommandLine) -> None:
     assert "name experts, a plan with --plan or a recipe with -c" in mergegit("merge").failed(2)[0]
-    assert "not both" in mergegit("merge", "math", "--plan", "merged").failed(2)[0]
+    assert "one of them" in mergegit("merge", "math", "--plan", "merged").failed(2)[0]
