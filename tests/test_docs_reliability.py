@@ -11,13 +11,13 @@ PAGE = (ROOT / "docs" / "reliability.md").read_text()
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
 
 
-def tests_in(path: str) -> set[str]:
+def functions_in(path: str) -> set[str]:
     tree = ast.parse((ROOT / path).read_text())
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def test_the_tests_that_are_named_are_there() -> None:
-    missing = [f"{path}::{name}" for path, name in NAMED if name not in tests_in(path)]
+    missing = [f"{path}::{name}" for path, name in NAMED if name not in functions_in(path)]
     assert missing == []
 
 
