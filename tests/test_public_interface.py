@@ -65,6 +65,9 @@ VERBS = {
     "diff": ["old", "new", "against", "patterns", "weights", "files", "exact", "progress"],
     "similarity": ["refs", "base", "patterns", "exact", "progress"],
     "blame": ["ref", "patterns", "progress"],
+    "replay": ["ref", "progress"],
+    "distance": ["ref", "budget", "progress"],
+    "verify": ["ref", "replay", "progress"],
     "repack": ["refs", "base", "encoding", "progress"],
     "gc": ["expire", "grace", "dry_run", "wait", "progress"],
 }  # fmt: skip

@@ -44,6 +44,8 @@ _GROUPS: Final = {
     },
     "Keep": {
         "fsck": "check every byte of the repository",
+        "verify": "check a commit with all that it descends from",
+        "replay": "merge a merge again, and compare",
         "gc": "reclaim the space of what nothing needs",
         "repack": "store blocks in another encoding",
         "completion": "print the shell's completion script",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from mergegit.errors import BadRecipe
 from mergegit.kernels.combine import Coefficients
-from mergegit.merge.execute import Base, TensorJob, execute
+from mergegit.merge.execute import Base, Prepare, Prepared, TensorJob, execute
 from mergegit.merge.method import Rule, TensorContext
 from mergegit.objects import BlockId, Plan, Tensor
 from mergegit.repository import adapters
@@ -73,6 +73,39 @@ def merge_blocks(
 ) -> dict[str, Tensor]:
     """Carry out a plan: the merged tensors by name. Raises ``BadRecipe`` where the plan does not
     fit its commits any more. With ``anew`` nothing that was merged before is taken for it."""
+    passing = inputs.aligned.passing if inputs.aligned is not None else frozenset()
+
+    def prepare(block: BlockId, dtype: str, data: bytes, base: Base | None) -> PreparedBlock:
+        if plainly or base is None or base.block in passing:
+            return store.prepare_block(block, dtype, data)
+        return store.prepare_block(block, dtype, data, base.block, base.data)
+
+    remembered = Remembered(store, inputs.computed, spared, transaction, recalls=not anew)
+    merged = merged_tensors(
+        store, inputs, plan, remembered, counts,
+        prepare=prepare, write=transaction.write_block, threads=threads, progress=progress,
+    )  # fmt: skip
+    return dict(merged)
+
+
+def merged_tensors(
+    store: Store,
+    inputs: Inputs,
+    plan: Plan,
+    remembered: Remembered,
+    counts: Counts,
+    *,
+    prepare: Prepare[Prepared],
+    write: Callable[[Prepared], object],
+    threads: int,
+    progress: Progress,
+) -> Iterator[tuple[str, Tensor]]:
+    """Merge by a plan: tensors with their names, each as it is complete, in the plan's order.
+
+    ``prepare`` is handed every block that is computed, by any thread; ``write`` what it makes of
+    it, in order. Blocks that are the base's own are not among them. ``progress`` is told of each
+    block after that. Raises ``BadRecipe`` where the plan does not fit its commits.
+    """
     if plan.tensors != inputs.matching.merged:
         raise BadRecipe("the plan does not fit its models", hint="make the plan again")
     total = sum(inputs.base.tensors[name].nbytes for name in plan.tensors)
@@ -83,28 +116,18 @@ def merge_blocks(
         done += nbytes
         progress(done, total)
 
-    passing = inputs.aligned.passing if inputs.aligned is not None else frozenset()
-
-    def prepare(block: BlockId, dtype: str, data: bytes, base: Base | None) -> PreparedBlock:
-        if plainly or base is None or base.block in passing:
-            return store.prepare_block(block, dtype, data)
-        return store.prepare_block(block, dtype, data, base.block, base.data)
-
-    remembered = Remembered(store, inputs.computed, spared, transaction, recalls=not anew)
     low_rank = LowRankReader(store, inputs.computed)
-    merged: dict[str, Tensor] = {}
     for name, tensor in execute(
         _jobs(store, inputs, plan, remembered),
         reader=_StoreReader(store, counts.experts, counts.bases, low_rank),
         again=_StoreReader(store, counts.again, counts.again, low_rank),
         prepare=prepare,
-        write=transaction.write_block,
+        write=write,
         threads=threads,
         progress=advance,
     ):
         low_rank.forget(name)
-        merged[name] = tensor
-    return merged
+        yield name, tensor
 
 
 def spared_by_memory(store: Store, inputs: Inputs, plan: Plan) -> Spared:

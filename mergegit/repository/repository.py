@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from mergegit.repository.comparing import DiffReport
     from mergegit.repository.planning import Inputs
     from mergegit.repository.similarity_report import SimilarityReport
+    from mergegit.repository.replaying import DistanceReport, ReplayReport
+    from mergegit.repository.verifying import VerifyReport
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are done, and how many there are."""
@@ -773,6 +775,84 @@ class Repository:
             base_read_bytes=counts.bases.total,
             written_bytes=transaction.block_bytes,
             seconds=time.perf_counter() - started,
+        )
+
+    # -- merging again ---------------------------------------------------------------------------
+
+    @_leased
+    def replay(self, ref: str, *, progress: Progress = _silent) -> ReplayReport:
+        """Carry out a merge's plan again, from its parents and into nothing, and compare.
+
+        Nothing that earlier merges made is taken for it. Raises ``BadRecipe`` where the commit is
+        no merge, or the layers of its plan can't be read any more.
+        """
+        from mergegit.repository import replaying
+
+        commit_id, inputs = self._inputs_of_merge(ref, progress)
+        return replaying.replay(
+            self.store,
+            ref,
+            commit_id,
+            inputs,
+            threads=self.threads,
+            progress=lambda done, total: progress(f"replaying {ref}", done, total),
+        )
+
+    @_leased
+    def distance(
+        self, ref: str, *, budget: str | None = None, progress: Progress = _silent
+    ) -> DistanceReport:
+        """How far a merge is from the same one at another budget; None is a full read.
+
+        Raises ``BadRecipe`` where the commit is no merge, and ``BadBudget``.
+        """
+        from mergegit.merge.budget import Budget
+        from mergegit.merge.plan import Planner
+        from mergegit.repository import planning, replaying
+
+        parsed = Budget.parse(budget) if budget is not None else None
+        commit_id, inputs = self._inputs_of_merge(ref, progress)
+        planner = Planner(planning.problem_of(self.store, inputs))
+        nbytes = parsed.bytes_of(planner.problem.raw_bytes) if parsed else None
+        return replaying.distance(
+            self.store,
+            commit_id,
+            plan_report(planner.plan(nbytes), budget),
+            inputs,
+            threads=self.threads,
+            progress=lambda done, total: progress(f"merging {ref} again", done, total),
+        )
+
+    def _inputs_of_merge(self, ref: str, progress: Progress) -> tuple[CommitId, Inputs]:
+        """A merge's commit, and all that its models' objects say, with their statistics."""
+        from mergegit.merge.recipe import Recipe
+
+        commit_id = self.resolve(ref)
+        commit = self.store.commit(commit_id)
+        if commit.recipe is None or commit.plan is None:
+            raise BadRecipe(
+                f"{ref} is no merge", hint="`mergegit log` shows which commits are merges"
+            )
+        inputs = self._gather(Recipe.from_json(commit.recipe), progress)
+        self._take_statistics(inputs, progress)
+        return commit_id, inputs
+
+    @_leased
+    def verify(
+        self, ref: str, *, replay: bool = False, progress: Progress = _silent
+    ) -> VerifyReport:
+        """Check a commit and all that it descends from: objects, blocks, and what merges say.
+
+        With ``replay`` every merge is carried out again as well.
+        """
+        from mergegit.repository.verifying import verify
+
+        return verify(
+            self.store,
+            self.resolve(ref),
+            replay=functools.partial(self.replay, progress=progress) if replay else None,
+            threads=self.threads,
+            progress=progress,
         )
 
     def repack(

@@ -127,6 +127,16 @@ def place(tmp_path: Path, merged_template: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def family_place(tmp_path: Path, family: Family) -> Path:
+    """A directory with a repository of the larger family, whose deltas have layers."""
+    path = tmp_path / "family"
+    with Repository.init(path, author=AUTHOR) as repository:
+        for checkpoint in (family.base, *family.experts):
+            repository.add(checkpoint)
+    return path
+
+
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No colours and no author from outside."""
