@@ -54,6 +54,16 @@ def is_ancestor(ancestor: CommitId, of: CommitId, load: LoadCommit) -> bool:
     return any(commit_id == ancestor for commit_id, _ in walk([of], load))
 
 
+def first_parents(commit: CommitId, load: LoadCommit) -> Iterator[CommitId]:
+    """A commit, its first parent, the first parent of that, and so on: what it stands on."""
+    while True:
+        yield commit
+        parents = load(commit).parents
+        if not parents:
+            return
+        commit = parents[0]
+
+
 def merge_bases(commits: Sequence[CommitId], load: LoadCommit) -> list[CommitId]:
     """The best common ancestors of all ``commits``: those with no other below them.
 

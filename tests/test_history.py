@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mergegit.history import LoadCommit, is_ancestor, merge_bases, walk
+from mergegit.history import LoadCommit, first_parents, is_ancestor, merge_bases, walk
 from mergegit.objects import Commit, CommitId, ManifestId
 
 Graph = Mapping[str, Sequence[str]]
@@ -245,3 +245,21 @@ def test_the_order_of_the_commits_does_not_matter(
     commits = data.draw(st.lists(st.sampled_from(list(graph)), min_size=1, max_size=4))
     other = data.draw(st.permutations(commits))
     assert bases(graph, *commits) == bases(graph, *other)
+
+
+# -- what a commit stands on -----------------------------------------------------------------------
+
+
+def test_a_commit_stands_on_its_first_parents() -> None:
+    graph = {"d": ["c", "x"], "c": ["a", "b"], "b": ["a"], "a": [], "x": []}
+    line = first_parents(CommitId(b"d"), loader(graph))
+    assert [commit.decode() for commit in line] == ["d", "c", "a"]
+
+
+@given(graphs())
+def test_all_that_a_commit_stands_on_are_ancestors(graph: Graph) -> None:
+    for name in graph:
+        line = [c.decode() for c in first_parents(CommitId(name.encode()), loader(graph))]
+        assert line[0] == name
+        assert not graph[line[-1]]
+        assert set(line) <= ancestors(graph, name)

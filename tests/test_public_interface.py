@@ -65,6 +65,18 @@ VERBS = {
     "diff": ["old", "new", "against", "patterns", "weights", "files", "exact", "progress"],
     "similarity": ["refs", "base", "patterns", "exact", "progress"],
     "blame": ["ref", "patterns", "progress"],
+    "cherry_pick": [
+        "expert", "onto", "scale", "budget", "branch", "message", "encoding", "ignore_extra",
+        "allow_nonfinite", "dry_run", "progress",
+    ],
+    "revert": [
+        "expert", "out_of", "scale", "budget", "branch", "message", "encoding", "ignore_extra",
+        "allow_nonfinite", "dry_run", "progress",
+    ],
+    "rebase": [
+        "expert", "onto", "budget", "branch", "message", "encoding", "ignore_extra",
+        "allow_nonfinite", "dry_run", "progress",
+    ],
     "replay": ["ref", "progress"],
     "distance": ["ref", "budget", "progress"],
     "verify": ["ref", "replay", "progress"],

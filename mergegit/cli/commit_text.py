@@ -73,10 +73,12 @@ def recipe_line(recipe: Mapping[str, Any]) -> str:
     if recipe.get("slices"):
         return " ".join([recipe["method"], *(_slice(recipe, part) for part in recipe["slices"])])
     shared = [f"{key}={_value(value)}" for key, value in recipe["parameters"].items()]
-    experts = [
-        f"{expert['ref']}({', '.join(f'{k}={_value(v)}' for k, v in expert['parameters'].items())})"
-        for expert in recipe["experts"]
-    ]
+    experts = []
+    for expert in recipe["experts"]:
+        own = [f"{key}={_value(value)}" for key, value in expert["parameters"].items()]
+        if "base" in expert:
+            own.append(f"base={expert['base']['ref']}")
+        experts.append(f"{expert['ref']}({', '.join(own)})")
     return " ".join([recipe["method"], *shared, *experts])
 
 

@@ -27,6 +27,9 @@ _GROUPS: Final = {
         "plan": "show what a merge would read, and what that costs in fidelity",
         "merge": "merge experts into a new commit",
         "methods": "list the methods and their parameters",
+        "cherry-pick": "add what an expert changed to another commit",
+        "revert": "take out of a commit what an expert changed",
+        "rebase": "carry an expert to another base",
     },
     "Look": {
         "log": "show the history",

@@ -26,9 +26,9 @@ from mergegit.cli.merge_options import (
     read_recipe_file,
     refuse_given,
 )
+from mergegit.cli.merge_text import merge_json, print_merge
 from mergegit.cli.plan_text import plan_json, print_plan
 from mergegit.cli.progress import progress_bar
-from mergegit.cli.text import human_bytes, human_seconds
 from mergegit.errors import UnknownRef
 from mergegit.objects import CommitId
 from mergegit.repository import Repository
@@ -126,31 +126,9 @@ def command(
             print_plan(plan)
         return
     if as_json:
-        print_json(
-            {
-                **plan_json(plan),
-                "commit": report.commit.hex(),
-                "branch": report.branch,
-                "is_new": report.is_new,
-                "read_bytes": report.read_bytes,
-                "base_read_bytes": report.base_read_bytes,
-                "written_bytes": report.written_bytes,
-                "seconds": round(report.seconds, 3),
-            }
-        )
-        return
-    branch = click.style(report.branch, bold=True)
-    commit = click.style(short(report.commit), fg="yellow")
-    if not report.is_new:
-        click.echo(f"{branch} holds this merge already, at {commit}; nothing to do")
-        return
-    print_plan(plan)
-    click.echo(f"merged into {branch}: {commit}")
-    click.echo(
-        f"  read {human_bytes(report.read_bytes)} of experts and "
-        f"{human_bytes(report.base_read_bytes)} of the base; "
-        f"wrote {human_bytes(report.written_bytes)}; {human_seconds(report.seconds)}"
-    )
+        print_json(merge_json(report))
+    else:
+        print_merge(report)
 
 
 def _merge_others(

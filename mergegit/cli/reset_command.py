@@ -16,7 +16,8 @@ from mergegit.repository.naming import short
 def command(ctx: click.Context, branch: str, ref: str, as_json: bool) -> None:
     """Move BRANCH to the commit REF, wherever that is.
 
-    Every other command moves branches forward alone. BRANCH@{1} names where it stood before.
+    Every other command but `revert` moves branches forward alone. BRANCH@{1} names where it
+    stood before.
 
     \b
     Examples:

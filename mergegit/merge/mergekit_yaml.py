@@ -22,6 +22,8 @@ by name. These keys make a recipe; one without a value counts as not given:
 - ``tokenizer_source: X``: short for ``tokenizer: {source: X}``.
 - ``chat_template``: ``auto``, a template's name, or a template.
 - ``seed``, ``ignore_extra``, ``allow_nonfinite``: mergegit's own, as its options of these names.
+- ``base_model`` below an item of ``models``: mergegit's own: what that model's delta is taken from,
+  where it is not the recipe's base.
 - ``reference``: mergegit's own: the model that deltas are read against where whole models are
   merged; by default the merge base of these. Recipes that were made by flags may need it.
 
@@ -72,11 +74,13 @@ _WHOLE: Final = 1e15
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
     """A model that is merged, or in a slice the layers from ``layer_range[0]`` up to, and without,
-    ``layer_range[1]`` of it."""
+    ``layer_range[1]`` of it. ``base`` is what its delta is taken from, where that is not the
+    recipe's base."""
 
     model: str
     layer_range: tuple[int, int] | None = None
     parameters: Mapping[str, Setting] = field(default_factory=dict)
+    base: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +341,8 @@ def _overridden(
 
 
 def _models(part: _Part) -> tuple[SourceSpec, ...]:
-    return tuple(_source(item, item.fields("model", "parameters")) for item in part.items())
+    keys = ("model", "base_model", "parameters")
+    return tuple(_source(item, item.fields(*keys)) for item in part.items())
 
 
 def _source(part: _Part, fields: Mapping[str, _Part]) -> SourceSpec:
@@ -345,6 +350,7 @@ def _source(part: _Part, fields: Mapping[str, _Part]) -> SourceSpec:
         _model(_required(part, fields, "model")),
         _optional(fields, "layer_range", _layer_range),
         _parameters(fields),
+        _optional(fields, "base_model", _model),
     )
 
 
@@ -567,6 +573,7 @@ def _given(key: str, value: object) -> dict[str, object]:
 def _source_yaml(source: SourceSpec) -> dict[str, Any]:
     return {
         "model": source.model,
+        **_given("base_model", source.base),
         **_given("layer_range", list(source.layer_range or ())),
         **_given("parameters", _parameters_yaml(source.parameters)),
     }

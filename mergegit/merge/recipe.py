@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from mergegit.dtypes import DTYPES
 from mergegit.errors import BadRecipe
-from mergegit.merge.method import Method, Parameter, Parameters
+from mergegit.merge.method import Merges, Method, Parameter, Parameters
 from mergegit.merge.methods import method
 from mergegit.merge.settings import Setting
 from mergegit.objects import CommitId
@@ -21,12 +21,15 @@ Range = tuple[int, int]
 class Expert:
     """An expert of a recipe: the ref as it was given, its commit, its own parameters in full.
 
-    In a recipe of slices, parameters stand with the slices' sources and not here.
+    In a recipe of slices, parameters stand with the slices' sources and not here. ``base`` is the
+    commit that its delta is taken from, where that is not the recipe's base.
     """
 
     ref: str
     commit: CommitId
     parameters: Settings
+    base_ref: str | None = None
+    base: CommitId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,11 @@ class Recipe:
         """The base, then the experts; one that is the base, or comes twice, is named once."""
         return tuple(dict.fromkeys((self.base, *(expert.commit for expert in self.experts))))
 
+    @property
+    def has_own_bases(self) -> bool:
+        """Whether there is an expert that is seen from a base of its own."""
+        return any(expert.base is not None for expert in self.experts)
+
     def parts(self) -> Iterator[tuple[tuple[int, ...], Sequence[Settings], Settings]]:
         """For each slice, or for the whole: the experts in it, their parameters, and those for
         all."""
@@ -150,6 +158,7 @@ class Recipe:
                     "ref": expert.ref,
                     "commit": expert.commit.hex(),
                     "parameters": _json(expert.parameters),
+                    **_own_base(expert),
                 }
                 for expert in self.experts
             ],
@@ -214,6 +223,7 @@ class Recipe:
                 given=value.get("given"),
                 vocabulary=_vocabulary(value["vocabulary"]) if "vocabulary" in value else None,
                 chat_template=value.get("chat_template"),
+                expert_bases=[_base_of(expert.get("base")) for expert in value["experts"]],
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise BadRecipe(
@@ -238,12 +248,14 @@ def make_recipe(
     given: str | None = None,
     vocabulary: VocabularyRequest | None = None,
     chat_template: str | None = None,
+    expert_bases: Sequence[tuple[str, CommitId] | None] = (),
 ) -> Recipe:
     """A recipe with every value filled in and checked. Raises ``BadRecipe``.
 
     ``parameters`` hold for all; a parameter that each expert has its own of may be given there
     for all of them, and in ``expert_parameters``, or in the sources of ``slices``, for one. What
     stands nearer to the expert goes first, and where none of its rules fits a tensor, the next.
+    ``expert_bases`` are what experts' deltas are taken from, where that is not ``base``.
     """
     chosen = method(method_name)
     if not experts:
@@ -255,6 +267,9 @@ def make_recipe(
         _check_place(files_from, len(experts), "files come")
     if vocabulary is not None:
         _check_models(vocabulary, len(experts))
+    bases = [None if own and own[1] == base[1] else own for own in expert_bases]
+    if any(bases):
+        _check_bases(chosen, bool(slices), vocabulary is not None)
     refs = [ref for ref, _ in experts]
     parts: list[Slice] = []
     own: Sequence[Settings]
@@ -283,8 +298,10 @@ def make_recipe(
         base_ref=base[0],
         base=base[1],
         experts=tuple(
-            Expert(ref, commit, settings)
-            for (ref, commit), settings in zip(experts, own, strict=True)
+            Expert(ref, commit, settings, *(below or (None, None)))
+            for (ref, commit), settings, below in zip(
+                experts, own, bases or [None] * len(experts), strict=True
+            )
         ),
         parameters=shared,
         seed=seed,
@@ -367,6 +384,35 @@ def _check_count(method: Method, refs: Sequence[str]) -> None:
         f"{method.name} merges {wanted} {models}, and {len(refs)} are named: {', '.join(refs)}",
         hint="choose another method (`mergegit methods`), or other models",
     )
+
+
+def _check_bases(method: Method, has_slices: bool, has_vocabulary: bool) -> None:
+    """Whether experts may have bases of their own."""
+    if method.merges is not Merges.DELTAS:
+        raise BadRecipe(
+            f"{method.name} merges whole models, and an expert is to be seen from its own base",
+            hint="choose a method that merges what experts changed, like task_arithmetic",
+        )
+    if has_slices or has_vocabulary:
+        raise BadRecipe(
+            "an expert is to be seen from a base of its own, which goes neither with slices nor "
+            "with another vocabulary",
+            hint="carry it to the recipe's base first, with `mergegit rebase`",
+        )
+
+
+def _own_base(expert: Expert) -> dict[str, Any]:
+    if expert.base is None:
+        return {}
+    return {"base": {"ref": expert.base_ref, "commit": expert.base.hex()}}
+
+
+def _base_of(value: Mapping[str, Any] | None) -> tuple[str, CommitId] | None:
+    if value is None:
+        return None
+    if not isinstance(value["ref"], str):
+        raise TypeError(f"an expert's base is called {value['ref']!r}")
+    return value["ref"], CommitId(bytes.fromhex(value["commit"]))
 
 
 def _check_lengths(part: Slice, names: Sequence[str]) -> None:

@@ -48,8 +48,9 @@ def model_card(
     ]
     for expert, contents, asked in zip(plan.experts, experts, recipe.experts, strict=True):
         share = expert.planned_bytes / expert.raw_bytes if expert.raw_bytes else 0.0
+        of = f" (what it changed of {asked.base_ref})" if asked.base else ""
         lines.append(
-            f"| {expert.ref} | `{contents.hex()[:16]}` | {_parameters(asked.parameters)} "
+            f"| {expert.ref}{of} | `{contents.hex()[:16]}` | {_parameters(asked.parameters)} "
             f"| {share:.1%} | {expert.predicted_error:.3g} |"
         )
     # At no error it is the same merge under any budget, and has the same card.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from mergegit.checkpoint.adapter import WEIGHTS_FILE
 from mergegit.checkpoint.adapter_settings import CONFIG_FILE
 from mergegit.errors import Mismatch, NoBase, RefConflict
-from mergegit.history import is_ancestor, merge_bases, walk
+from mergegit.history import first_parents, is_ancestor, merge_bases, walk
 from mergegit.objects import Commit, CommitId, Manifest, PlanId
 from mergegit.repository.naming import ResolvedRef, short
 from mergegit.storage.refs import check_name
@@ -136,6 +136,11 @@ def merge_base(store: Store, experts: Sequence[ResolvedRef]) -> ResolvedRef:
     if not bases:
         raise NoBase(f"{names} have no common ancestor", hint=hint)
     if len(bases) > 1:
+        lines = [set(first_parents(commit, store.commit)) for commit in commits]
+        own = [base for base in bases if all(base in line for line in lines)]
+        # What was carried to another base, from one that the others don't know, stands on it.
+        bases = own if len(own) == 1 else bases
+    if len(bases) > 1:
         listed = ", ".join(name_of(store, base) for base in bases)
         raise NoBase(f"{names} have several common ancestors: {listed}", hint=hint)
     # Two versions of an adapter have the older one for an ancestor, which is no model.
@@ -186,14 +191,20 @@ def parents_of_added(
 
 
 def merge_branch(
-    store: Store, branch: str | None, recipe: Recipe, plan: PlanId, parents: tuple[CommitId, ...]
+    store: Store,
+    branch: str | None,
+    recipe: Recipe,
+    plan: PlanId,
+    parents: tuple[CommitId, ...],
+    replaces: CommitId | None = None,
 ) -> tuple[str, CommitId | None]:
-    """The branch that a merge moves, and where it stands. Raises ``RefConflict``."""
+    """The branch that a merge moves, and where it stands. From the commit ``replaces`` it may move
+    anywhere. Raises ``RefConflict``."""
     if branch is not None:
         check_name(branch)
         tip = store.refs.read("heads", branch)
         forward = (
-            tip is None
+            tip in (None, replaces)
             or is_this_merge(store, tip, plan, parents)
             or any(is_ancestor(tip, parent, store.commit) for parent in parents)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +10,13 @@ import numpy as np
 
 from mergegit.errors import BadRecipe
 from mergegit.kernels.combine import Coefficients
+from mergegit.kernels.floats import to_float32
 from mergegit.merge.execute import Base, Prepare, Prepared, TensorJob, execute
 from mergegit.merge.method import Rule, TensorContext
 from mergegit.objects import BlockId, Plan, Tensor
 from mergegit.repository import adapters
 from mergegit.repository.adapters import LowRankReader, trimmed
+from mergegit.repository.moving import MovedBlock
 from mergegit.repository.planning import Inputs, Progress, context_of, known_of
 from mergegit.repository.remembering import Remembered, Spared
 from mergegit.storage.prepared import PreparedBlock
@@ -40,6 +42,7 @@ class _StoreReader:
     experts: ByteCount
     bases: ByteCount
     low_rank: LowRankReader
+    moved: Mapping[BlockId, MovedBlock]
 
     def base(self, block: BlockId) -> bytes:
         return self.store.read_block(block, self.bases)
@@ -47,6 +50,8 @@ class _StoreReader:
     def expert(
         self, block: BlockId, layers: int, base: Base, threshold: float
     ) -> tuple[bytes | memoryview, bool]:
+        if block in self.moved:
+            return self._moved(self.moved[block], layers, base, threshold), True
         if block in self.low_rank:
             counts = adapters.Counts(self.experts, self.bases)
             delta = self.low_rank.delta(block, base.block, base.data, base.dtype, counts, threshold)
@@ -56,6 +61,21 @@ class _StoreReader:
         return self.store.read_layers(
             block, layers, base.block, base.data, threshold, self.experts, self.bases
         )
+
+    def _moved(
+        self, moved: MovedBlock, layers: int, base: Base, threshold: float
+    ) -> bytes | memoryview:
+        """The deltas of a block from the block of its expert's own base."""
+        below = base
+        if (moved.below, moved.below_dtype) != (base.block, base.dtype):
+            below = Base(moved.below, self.base(moved.below), moved.below_dtype)
+        data, is_delta = self.expert(moved.block, layers, below, threshold)
+        if is_delta:
+            return data
+        delta = to_float32(data, moved.dtype) - to_float32(below.data, below.dtype)
+        if threshold > 0:
+            delta = trimmed(delta, threshold)
+        return delta.data.cast("B")
 
 
 def merge_blocks(
@@ -119,8 +139,8 @@ def merged_tensors(
     low_rank = LowRankReader(store, inputs.computed)
     for name, tensor in execute(
         _jobs(store, inputs, plan, remembered),
-        reader=_StoreReader(store, counts.experts, counts.bases, low_rank),
-        again=_StoreReader(store, counts.again, counts.again, low_rank),
+        reader=_StoreReader(store, counts.experts, counts.bases, low_rank, inputs.moved),
+        again=_StoreReader(store, counts.again, counts.again, low_rank, inputs.moved),
         prepare=prepare,
         write=write,
         threads=threads,
@@ -134,7 +154,8 @@ def spared_by_memory(store: Store, inputs: Inputs, plan: Plan) -> Spared:
     """What of a plan need not be read, because earlier merges made it of the same."""
     spared = Spared.none(len(inputs.experts))
     for job in _jobs(store, inputs, plan, Remembered(store, inputs.computed, spared)):
-        assert job.memory is not None
+        if job.memory is None:
+            continue
         if job.memory.recall_tensor() is None and job.survey is None:
             rule = job.rule(None)
             for index in np.flatnonzero(job.layers.any(axis=0)):
@@ -164,6 +185,13 @@ def _jobs(store: Store, inputs: Inputs, plan: Plan, remembered: Remembered) -> I
         def rule(found: Any, context: TensorContext = context, planned: Rule = planned) -> Rule:
             return planned if found is None else method.rule(replace(context, surveyed=found))
 
+        memory = None
+        if not any(name in pairs for pairs in inputs.own_pairs):
+            # Keys name blocks as they are stored, on the base that they are merged on.
+            memory = remembered.of_tensor(
+                method.name, context, base, experts, places, read, dtype, nearest.thresholds,
+                as_one=method.survey is not None or planned is not nearest,
+            )  # fmt: skip
         yield TensorJob(
             name=name,
             dtype=dtype,
@@ -172,9 +200,6 @@ def _jobs(store: Store, inputs: Inputs, plan: Plan, remembered: Remembered) -> I
             layers=read,
             rule=rule,
             survey=method.survey(context) if method.survey else None,
-            memory=remembered.of_tensor(
-                method.name, context, base, experts, places, read, dtype, nearest.thresholds,
-                as_one=method.survey is not None or planned is not nearest,
-            ),
-        )  # fmt: skip
+            memory=memory,
+        )
         at += len(base)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from mergegit.dtypes import DTYPES, byte_length
-from mergegit.errors import NotFinite
+from mergegit.errors import BadRecipe, NotFinite
+from mergegit.history import is_ancestor
 from mergegit.kernels.combine import Coefficients
 from mergegit.merge.layers import Place, Stack, places
 from mergegit.merge.match import Matching, Model, match
 from mergegit.merge.method import ExpertTensor, Method, TensorContext
 from mergegit.merge.plan import Ladders, Problem, tiny_tensors
-from mergegit.merge.recipe import Recipe, Settings, resolved
+from mergegit.merge.recipe import Expert, Recipe, Settings, resolved
 from mergegit.merge.slices import slice_models
 from mergegit.objects import ID_BYTES, BlockId, Manifest, Tensor, TensorId, block_elements
 from mergegit.pipeline import ordered_map
@@ -37,6 +38,7 @@ from mergegit.repository.measuring import (
     compare,
     measure_delta,
 )
+from mergegit.repository.moving import MovedBlock, Pair, moved_model
 from mergegit.statistics import PLANES, TensorStatistics
 from mergegit.storage.store import Store
 from mergegit.storage.transaction import Transaction
@@ -67,7 +69,8 @@ class Inputs:
     layers where slices number them anew. ``places`` tells where each tensor lies, ``parts`` which
     experts take part in each slice, and ``copied`` names the tensors that are an expert's own,
     unread. ``computed`` are the blocks that adapters make from their factors. ``aligned`` is what
-    was done where the recipe asks for a vocabulary.
+    was done where the recipe asks for a vocabulary. ``moved`` is what stands behind the blocks of
+    experts that are seen from bases of their own, and ``own_pairs`` behind their tensors.
     """
 
     recipe: Recipe
@@ -82,6 +85,16 @@ class Inputs:
     computed: Computed
     stack: Stack | None = None
     aligned: Aligned | None = None
+    moved: Mapping[BlockId, MovedBlock] = field(default_factory=dict)
+    own_pairs: Sequence[Mapping[str, Pair]] = ()
+
+    def pair(self, k: int, name: str) -> Pair:
+        """An expert's tensor, as it is read, and what its delta is taken from."""
+        own = self.own_pairs[k].get(name) if self.own_pairs else None
+        expert = self.experts[k]
+        return own or Pair(
+            expert.ids[name], expert.tensors[name], self.base.ids[name], self.base.tensors[name]
+        )
 
     def part(self, name: str) -> Part:
         """What is merged into a tensor. Some of the experts may lack it, and count as the base."""
@@ -109,7 +122,7 @@ def gather(
     made: dict[TensorId, ComputedTensor] = {}
     for expert in recipe.experts:
         manifest_id = store.commit(expert.commit).manifest
-        on = store.commit(recipe.base).manifest
+        on = store.commit(expert.base or recipe.base).manifest
         adapted = adapted_model(store, expert.ref, expert.commit, on)
         if adapted is not None:
             experts.append(adapted.model)
@@ -131,6 +144,15 @@ def gather(
     for k, model in enumerate(experts if made else ()):
         experts[k], blocks = placed(model, made)
         computed.update(blocks)
+    moved: dict[BlockId, MovedBlock] = {}
+    own_pairs: list[Mapping[str, Pair]] = []
+    for k, expert in enumerate(recipe.experts if recipe.has_own_bases else ()):
+        own_pairs.append({})
+        if expert.base is not None:
+            below = _own_base(store, expert)
+            seen = moved_model(experts[k], below, base)
+            experts[k], own_pairs[k] = seen.model, seen.pairs
+            moved.update(seen.blocks)
     lengths = tuple(part.base_layers[1] - part.base_layers[0] for part in recipe.slices)
     where = places(base.tensors, lengths, stack)
     if not any(place.in_layers for place in where.values()):
@@ -146,8 +168,22 @@ def gather(
     )
     return Inputs(
         recipe, base, experts, matching, base_manifest, keys, where, parts, copied, computed,
-        stack, aligned,
+        stack, aligned, moved, own_pairs,
     )  # fmt: skip
+
+
+def _own_base(store: Store, expert: Expert) -> Model:
+    """The base that an expert's delta is taken from. Raises ``BadRecipe``."""
+    assert expert.base is not None
+    assert expert.base_ref is not None
+    if not is_ancestor(expert.base, expert.commit, store.commit):
+        raise BadRecipe(
+            f"{expert.ref} does not descend from {expert.base_ref}, the base that it is seen from",
+            hint="name the base that it was trained from",
+        )
+    manifest = store.manifest(store.commit(expert.base).manifest)
+    check_base(expert.base_ref, manifest)
+    return _model(store, expert.base_ref, manifest)
 
 
 def _without(model: Model, names: Mapping[str, TensorId]) -> Model:
@@ -184,16 +220,6 @@ def _copied(
     return copied
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """An expert's tensor and the base's, to be compared."""
-
-    tensor_id: TensorId
-    tensor: Tensor
-    base_id: TensorId
-    base: Tensor
-
-
 def missing_statistics(store: Store, inputs: Inputs) -> list[Pair]:
     """Pairs of tensors that statistics were never taken of.
 
@@ -206,11 +232,9 @@ def missing_statistics(store: Store, inputs: Inputs) -> list[Pair]:
             tensor_id = inputs.experts[k].ids.get(name)
             if tensor_id in (None, base_id) or (tensor_id, base_id) in pairs:
                 continue
-            assert tensor_id is not None
-            if store.catalog.statistics(tensor_id, base_id) is None:
-                tensor = inputs.experts[k].tensors[name]
-                base = inputs.base.tensors[name]
-                pairs[tensor_id, base_id] = Pair(tensor_id, tensor, base_id, base)
+            pair = inputs.pair(k, name)
+            if store.catalog.statistics(pair.tensor_id, pair.base_id) is None:
+                pairs[pair.tensor_id, pair.base_id] = pair
     return list(pairs.values())
 
 
@@ -262,7 +286,8 @@ def known_of(store: Store, inputs: Inputs, name: str) -> Known:
         if tensor is None or tensor == base:
             known.append(None)
             continue
-        data = store.read_statistics(tensor, base)
+        pair = inputs.pair(k, name)
+        data = store.read_statistics(pair.tensor_id, pair.base_id)
         assert data is not None, "statistics are taken before planning"
         known.append(TensorStatistics.from_bytes(data))
     return known
@@ -345,14 +370,17 @@ def problem_of(store: Store, inputs: Inputs) -> Problem:
         for at, (k, statistics) in enumerate(zip(participants, known, strict=True)):
             if statistics is not None:
                 _refuse_nonfinite(recipe, inputs.experts[k].ref, name, statistics)
-                tensor = inputs.experts[k].tensors[name]
+                pair = inputs.pair(k, name)
+                tensor, below = pair.tensor, pair.base
                 ladders[k].weights[here] = spreads[at]
                 ladders[k].limits[here] = limits[at]
                 if limits[at] > 0 and tensor.block_ids[:ID_BYTES] in inputs.computed:
                     made = inputs.computed[tensor.block(0)].tensor
-                    ladders[k].fill_computed(store, here, made, base, statistics)
+                    ladders[k].fill_computed(store, here, made, below, statistics)
                 elif limits[at] > 0:
-                    ladders[k].fill(store, here, tensor, base, statistics)
+                    ladders[k].fill(store, here, tensor, below, statistics)
+                if limits[at] > 0 and below is not base:
+                    ladders[k].base_costs[here] += _other_bytes(store, below, base)
                 if limits[at] > 0:
                     _share(ladders, at, participants, inputs, name, here, coefficients)
         energy += _merged_energy(context, coefficients)
@@ -499,6 +527,11 @@ def _plain_bytes(store: Store, tensor: Tensor) -> list[int]:
     """Stored bytes of each block of a base's tensor."""
     forms = store.forms(tensor.blocks())
     return [store.whole_cost(forms[block]) for block in tensor.blocks()]
+
+
+def _other_bytes(store: Store, tensor: Tensor, base: Tensor) -> npt.NDArray[np.int64]:
+    """Stored bytes of each block of an expert's own base that is not the merge's base's."""
+    return np.where(_differ(tensor, base), np.array(_plain_bytes(store, tensor), np.int64), 0)
 
 
 def _refuse_nonfinite(recipe: Recipe, ref: str, name: str, statistics: TensorStatistics) -> None:

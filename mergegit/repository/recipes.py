@@ -169,11 +169,13 @@ def recipe_of_document(
     whole = (SliceSpec(document.models),) if document.models else document.slices
     parts = [_sources(part, document, method, takes_deltas, asked) for part in whole]
     own: list[dict[str, Setting]]
+    bases: list[ResolvedRef | None] = []
     if document.slices:
         models = _distinct(parts, asked)
         own = [{} for _ in models]
     else:
         models = [asked.model(source.model) for source in parts[0]]
+        bases = [asked.model(source.base) if source.base else None for source in parts[0]]
         own = [_understood(source.parameters, method) for source in parts[0]]
     if document.reference is not None:
         reference = asked.model(document.reference)
@@ -224,6 +226,7 @@ def recipe_of_document(
         files_from=tokens.files_from,
         vocabulary=vocabulary,
         chat_template=document.chat_template,
+        expert_bases=[(below.name, below.commit) if below else None for below in bases],
     )
 
 
@@ -488,7 +491,7 @@ def models_of(document: Document) -> list[str]:
     """The models that a document names, the base first, each once."""
     names = [name for name in (document.base_model, document.reference) if name]
     sources = [*document.models, *(source for part in document.slices for source in part.sources)]
-    names += [source.model for source in sources]
+    names += [name for source in sources for name in (source.model, source.base) if name]
     if document.tokenizer is not None:
         names += _tokens_models(document.tokenizer)
     return list(dict.fromkeys(names))
@@ -643,7 +646,12 @@ def document_of(recipe: Recipe, *, pinned: bool = True) -> Document:
             sources.append(SourceSpec(reference, part.base_layers))
         slices.append(SliceSpec(tuple(sources), part.parameters))
     models = tuple(
-        SourceSpec(name, None, expert.parameters)
+        SourceSpec(
+            name,
+            None,
+            expert.parameters,
+            named(expert.base_ref or "", expert.base) if expert.base else None,
+        )
         for name, expert in zip(names, recipe.experts, strict=True)
     )
     return Document(

@@ -143,7 +143,7 @@ def fitted(plan: Plan, planner: Planner) -> Plan | None:
     if sizes != {problem.tiny.size} or plan.tensors != problem.tensors:
         return None
     depths = np.stack([expert.depths for expert in problem.experts])
-    choices = list(_choices(_layers_of(plan), depths))
+    choices = list(_choices(layers_of(plan), depths))
     stated = [planner.state(choice, plan.budget_bytes) for choice, _ in choices]
     if choices[0][1].all() and stated[0].experts == plan.experts:
         return stated[0]
@@ -164,7 +164,7 @@ def fitted(plan: Plan, planner: Planner) -> Plan | None:
     return planner.state(chosen, plan.budget_bytes)
 
 
-def _layers_of(plan: Plan) -> Layers:
+def layers_of(plan: Plan) -> Layers:
     """How many layers are read of each block: (experts, blocks)."""
     return np.stack([np.frombuffer(expert.layers, np.uint8) for expert in plan.experts])
 

@@ -18,6 +18,7 @@ from mergegit.errors import (
     BadRecipe,
     Damaged,
     NoBase,
+    RefConflict,
     UnknownRef,
     UnusableRepository,
 )
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from mergegit.repository.blaming import BlameReport
     from mergegit.repository.checking import CheckReport
     from mergegit.repository.comparing import DiffReport
+    from mergegit.repository.picking import Errand, ErrandReport
     from mergegit.repository.planning import Inputs
     from mergegit.repository.similarity_report import SimilarityReport
     from mergegit.repository.replaying import DistanceReport, ReplayReport
@@ -678,7 +680,6 @@ class Repository:
                 return replace(self._spared(report), aligned_bytes=aligned_bytes)
         raise BadRecipe("the plan does not fit what is stored by now", hint="make the plan again")
 
-    @_leased
     def merge(
         self,
         plan: PlanReport,
@@ -695,6 +696,21 @@ class Repository:
         be; the repository is then as it was.
         """
         from mergegit.merge.mergekit_yaml import write_documents
+        return self._merge(plan, branch, message, encoding, progress)
+
+    @_leased
+    def _merge(
+        self,
+        plan: PlanReport,
+        branch: str | None,
+        message: str | None,
+        encoding: BlockEncoding,
+        progress: Progress,
+        *,
+        reason: str | None = None,
+        replaces: CommitId | None = None,
+    ) -> MergeReport:
+        """``merge``, for a ``reason`` of its own; ``replaces`` is as for ``merge_branch``."""
         from mergegit.merge.recipe import Recipe
         from mergegit.repository import merging
         from mergegit.repository.manifests import merged_manifest
@@ -711,7 +727,7 @@ class Repository:
                     f"the plan names commit {short(commit_id)}, which is not in the repository",
                     hint="make the plan again",
                 )
-        name, tip = lineage.merge_branch(self.store, branch, recipe, plan.id, parents)
+        name, tip = lineage.merge_branch(self.store, branch, recipe, plan.id, parents, replaces)
         if tip is not None and lineage.is_this_merge(self.store, tip, plan.id, parents):
             sweep(self.store.location)  # where a killed run had no more than that left to do
             return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
@@ -764,7 +780,7 @@ class Repository:
                     },
                 )
             )
-            reason = f"merge: {', '.join(expert.ref for expert in recipe.experts)}"
+            reason = reason or f"merge: {', '.join(expert.ref for expert in recipe.experts)}"
             transaction.publish(self._ref_update("heads", name, tip, commit_id, reason))
         return MergeReport(
             commit=commit_id,
@@ -776,6 +792,159 @@ class Repository:
             written_bytes=transaction.block_bytes,
             seconds=time.perf_counter() - started,
         )
+
+    # -- task vectors ----------------------------------------------------------------------------
+
+    def cherry_pick(
+        self,
+        expert: str,
+        *,
+        onto: str,
+        scale: float = 1.0,
+        budget: str | None = None,
+        branch: str | None = None,
+        message: str | None = None,
+        encoding: BlockEncoding = "delta",
+        ignore_extra: bool = False,
+        allow_nonfinite: bool = False,
+        dry_run: bool = False,
+        progress: Progress = _silent,
+    ) -> ErrandReport:
+        """Add what an expert changed of its first parent, ``scale`` times, to the commit ``onto``.
+
+        The result's parents are ``onto``, then the expert. It goes on ``branch``, by default the
+        branch ``onto``. Raises ``NoBase``, ``Mismatch``, and what ``plan`` and ``merge`` raise.
+        """
+        from mergegit.repository import picking
+
+        errand = picking.cherry_pick(
+            self.store,
+            resolve(self.store, expert),
+            resolve(self.store, onto),
+            scale,
+            picking.Allowances(ignore_extra, allow_nonfinite),
+        )
+        return self._run(errand, budget, branch, message, encoding, dry_run, progress)
+
+    def revert(
+        self,
+        expert: str,
+        *,
+        out_of: str,
+        scale: float = 1.0,
+        budget: str | None = None,
+        branch: str | None = None,
+        message: str | None = None,
+        encoding: BlockEncoding = "delta",
+        ignore_extra: bool = False,
+        allow_nonfinite: bool = False,
+        dry_run: bool = False,
+        progress: Progress = _silent,
+    ) -> ErrandReport:
+        """Take out of the commit ``out_of`` what an expert changed.
+
+        Of a merge whose method adds experts up it is made again without the expert, reading the
+        same of the others unless there is a ``budget``; that is exact. Out of anything else what
+        the expert changed of its first parent is subtracted, ``scale`` times. The result goes on
+        ``branch``, by default the branch ``out_of``, which then leaves the merge behind. Raises
+        ``NoBase``, ``BadRecipe``, ``Mismatch``, and what ``plan`` and ``merge`` raise.
+        """
+        from mergegit.repository import picking
+
+        errand = picking.revert(
+            self.store,
+            resolve(self.store, expert),
+            resolve(self.store, out_of),
+            scale,
+            picking.Allowances(ignore_extra, allow_nonfinite),
+        )
+        return self._run(errand, budget, branch, message, encoding, dry_run, progress)
+
+    def rebase(
+        self,
+        expert: str,
+        *,
+        onto: str,
+        budget: str | None = None,
+        branch: str | None = None,
+        message: str | None = None,
+        encoding: BlockEncoding = "delta",
+        ignore_extra: bool = False,
+        allow_nonfinite: bool = False,
+        dry_run: bool = False,
+        progress: Progress = _silent,
+    ) -> ErrandReport:
+        """Carry an expert to another base: to ``onto`` is added what it changed of its own base.
+
+        The result's parents are ``onto``, then the expert as it was. It goes on ``branch``, by
+        default the expert's own. Raises ``NoBase``, ``BadRecipe``, ``Mismatch``, and what ``plan``
+        and ``merge`` raise.
+        """
+        from mergegit.repository import picking
+
+        errand = picking.rebase(
+            self.store,
+            resolve(self.store, expert),
+            resolve(self.store, onto),
+            picking.Allowances(ignore_extra, allow_nonfinite),
+        )
+        return self._run(errand, budget, branch, message, encoding, dry_run, progress)
+
+    @_leased
+    def _run(
+        self,
+        errand: Errand,
+        budget: str | None,
+        branch: str | None,
+        message: str | None,
+        encoding: BlockEncoding,
+        dry_run: bool,
+        progress: Progress,
+    ) -> ErrandReport:
+        from mergegit.repository.picking import ErrandReport
+
+        target = branch or errand.moves
+        if branch is None and self.store.refs.read("heads", target) is None and not dry_run:
+            raise RefConflict(
+                f"{target} is no branch, and can't move to what comes out",
+                hint="name the branch of the result with -b",
+            )
+        plan, notes = self._plan_without(errand, progress) if budget is None else (None, ())
+        plan = plan or self.plan(errand.recipe, budget=budget, progress=progress)
+        notes = (*errand.notes, *notes)
+        if dry_run:
+            return ErrandReport(errand.verb, plan, None, errand.is_exact, notes)
+        share = f" under {budget}" if budget else ""
+        merged = self._merge(
+            plan,
+            target,
+            message or f"{errand.message}{share}",
+            encoding,
+            progress,
+            reason=errand.message,
+            replaces=errand.replaces,
+        )
+        return ErrandReport(errand.verb, plan, merged, errand.is_exact, notes)
+
+    def _plan_without(
+        self, errand: Errand, progress: Progress
+    ) -> tuple[PlanReport | None, tuple[str, ...]]:
+        """The plan of a merge without some experts that reads the same of the others."""
+        from mergegit.merge.recipe import Recipe
+        from mergegit.repository.subsets import plan_without
+
+        if errand.of is None or errand.of.recipe is None or errand.of.plan is None:
+            return None, ()
+        planner = self.planner(Recipe.from_json(errand.of.recipe), progress=progress)
+        others, aligned_bytes = self._planner(errand.recipe, progress)
+        own = self.store.plan(errand.of.plan)
+        plan = plan_without(own, planner, others, errand.without)
+        if plan is None:
+            return None, (
+                "what was read of the other experts can't be read in the same way any more: they "
+                "are read in full, unless there is a --budget",
+            )
+        return replace(self._spared(plan_report(plan)), aligned_bytes=aligned_bytes), ()
 
     # -- merging again ---------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ def test_commands_are_listed_in_groups(nowhere: CommandLine) -> None:
     del listed["Options"]
     assert list(listed)[:3] == ["Begin", "Store", "Merge"]
     assert listed["Begin"] == ["init"]
-    assert listed["Merge"] == ["plan", "merge", "methods"]
+    assert listed["Merge"] == ["plan", "merge", "methods", "cherry-pick", "revert", "rebase"]
     assert sorted(itertools.chain(*listed.values())) == COMMANDS
 
 
