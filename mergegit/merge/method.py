@@ -204,11 +204,12 @@ class Method:
     least and at most (None: any number), and ``merges`` what of them. Where that is whole models
     no base need be named: deltas from any common model serve. ``EITHER`` methods have a parameter
     ``deltas``, which is true where a base is named.
+
     ``copies``, given the experts' parameters and those for all, tells whether a tensor of the one
-    expert is taken as it is, without being read. ``additive`` is true where the merged delta is a fixed linear combination of the experts'
-    deltas, so that errors of reading add up and can be predicted. ``trims`` is true where
-    magnitudes decide what is kept. ``flips`` is how much error turned thresholds and votes add,
-    as measured on even and uneven families (docs/planning.md).
+    expert is taken as it is, without being read. ``additive`` is true where the merged delta is a
+    fixed linear combination of the experts' deltas, so that errors of reading add up and can be
+    predicted. ``trims`` is true where magnitudes decide what is kept. ``flips`` is how much error
+    turned thresholds and votes add, as measured on even and uneven families (docs/planning.md).
     """
 
     name: str

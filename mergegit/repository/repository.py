@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from mergegit.repository.comparing import DiffReport
     from mergegit.repository.picking import Errand, ErrandReport
     from mergegit.repository.planning import Inputs
-    from mergegit.repository.similarity_report import SimilarityReport
     from mergegit.repository.replaying import DistanceReport, ReplayReport
+    from mergegit.repository.similarity_report import SimilarityReport
     from mergegit.repository.verifying import VerifyReport
 
 Progress = Callable[[str, int, int], None]
@@ -695,7 +695,6 @@ class Repository:
         branch would not move forward, and ``Damaged`` where stored bytes are not what they should
         be; the repository is then as it was.
         """
-        from mergegit.merge.mergekit_yaml import write_documents
         return self._merge(plan, branch, message, encoding, progress)
 
     @_leased
@@ -711,6 +710,7 @@ class Repository:
         replaces: CommitId | None = None,
     ) -> MergeReport:
         """``merge``, for a ``reason`` of its own; ``replaces`` is as for ``merge_branch``."""
+        from mergegit.merge.mergekit_yaml import write_documents
         from mergegit.merge.recipe import Recipe
         from mergegit.repository import merging
         from mergegit.repository.manifests import merged_manifest

@@ -3,13 +3,15 @@
 LMDB believes what it reads, so that damage can lead it astray, or beyond the end of its file. This
 looks at the file as bytes, by `pread` alone, and follows every tree of one state of it: each page
 is where it says, is reached once, and holds its nodes in order, inside itself; and no page that is
-free is in use. The layout is that of LMDB 0.9 on a little-endian machine of 64 bits.
+free is in use. The layout is that of LMDB 0.9 on a little-endian machine of 64 bits; files of another
+layout pass.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +71,8 @@ def check(file: Path, number: int) -> bool:
     """
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if _has_another_layout(fd):
+            return True
         size = _page_size(fd)
         states = [_state(_page(fd, place, size), place) for place in range(_METAS)]
         for state in states:
@@ -89,7 +93,7 @@ def check_beginning(file: Path) -> None:
     for left in reversed(range(_LOOKS)):
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(fd).st_size:  # an empty one is a new one
+            if os.fstat(fd).st_size and not _has_another_layout(fd):  # an empty one is a new one
                 size = _page_size(fd)
                 states = [_state(_page(fd, place, size), place) for place in range(_METAS)]
                 _Walk(fd, size, max(states, key=lambda state: state.number)).tables()
@@ -100,6 +104,16 @@ def check_beginning(file: Path) -> None:
             time.sleep(_PAUSE)
         finally:
             os.close(fd)
+
+
+def _has_another_layout(fd: int) -> bool:
+    """Whether a file is of another version of LMDB, as both its beginnings say, or machine."""
+    if sys.byteorder != "little" or struct.calcsize("P") != 8:
+        return True
+    size = os.sysconf("SC_PAGE_SIZE")
+    ends = [os.pread(fd, 8, _HEADER.size + place * size) for place in range(_METAS)]
+    magic, version = struct.unpack("<II", ends[0].ljust(8, b"\0"))
+    return magic == _MAGIC and version != _VERSION and ends[0] == ends[1]
 
 
 def _page_size(fd: int) -> int:

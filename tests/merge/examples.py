@@ -1,4 +1,4 @@
-"""A recipe that every method understands: as many experts as it merges, and what it must be told."""
+"""Recipes that every method understands: as many experts as it merges, what it must be told."""
 
 from __future__ import annotations
 

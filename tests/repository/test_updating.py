@@ -1,4 +1,4 @@
-"""`checkout --update`: what differs is rewritten, what does not is left alone, and nothing is lost."""
+"""`checkout --update`: what differs is rewritten, the rest left alone, and nothing is lost."""
 
 from __future__ import annotations
 
