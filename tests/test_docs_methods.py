@@ -119,7 +119,7 @@ def test_the_examples_method_merges_under_a_budget(median: Method, tmp_path: Pat
         repository.add(family.base)
         for expert in family.experts:
             repository.add(expert)
-        recipe = repository.recipe(EXPERTS, method=median.name, parameters={"lambda": [0.5, 1]})
+        recipe = repository.recipe(EXPERTS, method=median.name, parameters={"lambda": 0.5})
         full, half = repository.plan(recipe), repository.plan(recipe, budget="50%")
         assert half.plan.planned_bytes < full.plan.planned_bytes
         merged = [repository.merge(plan, branch=name) for plan, name in ((full, "f"), (half, "h"))]

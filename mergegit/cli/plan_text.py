@@ -80,13 +80,8 @@ def print_plan(report: PlanReport) -> None:
     print_table(head, rows)
     if report.spared_bytes:
         click.echo(
-            f"  {human_bytes(report.spared_bytes)} of that were merged the same way before, and "
-            f"are not read again: {human_bytes(report.read_bytes)} are"
-        )
-    if report.aligned_bytes:
-        click.echo(
-            f"  aligned the vocabularies first, once: read {human_bytes(report.aligned_bytes)} of "
-            "the experts' embeddings, which no budget counts"
+            f"  {human_bytes(report.spared_bytes)} of that is remembered from earlier merges; "
+            f"{human_bytes(report.read_bytes)} will be read"
         )
     word = "" if plan.error_bound is not None else " (an estimate)"
     click.echo(

@@ -3,8 +3,8 @@
 LMDB believes what it reads, so that damage can lead it astray, or beyond the end of its file. This
 looks at the file as bytes, by `pread` alone, and follows every tree of one state of it: each page
 is where it says, is reached once, and holds its nodes in order, inside itself; and no page that is
-free is in use. The layout is that of LMDB 0.9 on a little-endian machine of 64 bits; files of another
-layout pass.
+free is in use. The layout is that of LMDB 0.9 on a little-endian machine of 64 bits; files of
+another layout pass.
 """
 
 from __future__ import annotations
@@ -107,13 +107,11 @@ def check_beginning(file: Path) -> None:
 
 
 def _has_another_layout(fd: int) -> bool:
-    """Whether a file is of another version of LMDB, as both its beginnings say, or machine."""
+    """Whether a file is of another version of LMDB, which will say whether it can read it."""
     if sys.byteorder != "little" or struct.calcsize("P") != 8:
         return True
-    size = os.sysconf("SC_PAGE_SIZE")
-    ends = [os.pread(fd, 8, _HEADER.size + place * size) for place in range(_METAS)]
-    magic, version = struct.unpack("<II", ends[0].ljust(8, b"\0"))
-    return magic == _MAGIC and version != _VERSION and ends[0] == ends[1]
+    beginning = os.pread(fd, 8, _HEADER.size).ljust(8, b"\0")
+    return beginning[:4] == _MAGIC.to_bytes(4, "little") and beginning[4] != _VERSION
 
 
 def _page_size(fd: int) -> int:

@@ -136,3 +136,14 @@ def test_what_a_plan_says_can_not_be_said_otherwise(option: str, mergegit: Comma
 def test_experts_or_a_plan(mergegit: CommandLine) -> None:
     assert "name experts, a plan with --plan or a recipe with -c" in mergegit("merge").failed(2)[0]
     assert "one of them" in mergegit("merge", "math", "--plan", "merged").failed(2)[0]
+
+
+def test_what_earlier_merges_made_is_said_and_not_read_again(mergegit: CommandLine) -> None:
+    mergegit.ok("merge", "math", "code", "-b", "first")
+    plan = mergegit.ok("plan", "math", "code", "--json").json
+    assert plan["planned_bytes"] == 0 < plan["remembered_bytes"]
+    assert [expert["planned_bytes"] for expert in plan["experts"]] == [0, 0]
+    said = mergegit.ok("merge", "math", "code", "-b", "second").out
+    assert "is remembered from earlier merges; 0 B will be read" in said
+    report = mergegit.ok("merge", "math", "code", "-b", "third", "--anew", "--json").json
+    assert report["read_bytes"] == report["planned_bytes"] == plan["remembered_bytes"]
