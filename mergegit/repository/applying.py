@@ -30,8 +30,7 @@ from mergegit.repository.adapters import (
     base_of_adapter,
     placed,
 )
-from mergegit.repository.card import CARD
-from mergegit.repository.companions import WEIGHT_SUFFIXES
+from mergegit.repository.companions import CARD, WEIGHT_SUFFIXES
 from mergegit.storage.reader import ByteCount
 from mergegit.storage.store import Store
 

@@ -10,10 +10,9 @@ from typing import Final
 from mergegit.merge.mergekit_yaml import write_documents
 from mergegit.merge.recipe import Recipe
 from mergegit.merge.settings import Setting
-from mergegit.objects import ManifestId, Plan
+from mergegit.objects import CommitId, ManifestId, Plan
 from mergegit.repository.recipes import document_of
 
-CARD: Final = "README.md"
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
 
 
@@ -69,6 +68,11 @@ def model_card(
         "",
     ]
     return "\n".join(lines).encode()
+
+
+def signature(commit: CommitId) -> bytes:
+    """The last line of a merged model's card where it is checked out: which commit it is."""
+    return f"\nChecked out from mergegit commit `{commit.hex()}`.\n".encode()
 
 
 def license_line(card: bytes) -> str | None:

@@ -31,6 +31,7 @@ from mergegit.merge.budget import Budget
 from mergegit.objects import BlockId, Manifest, Shard, Tensor, TensorId
 from mergegit.pipeline import ordered_map
 from mergegit.repository.companions import (
+    CARD,
     CONFIG,
     INDEX,
     WEIGHT_SUFFIXES,
@@ -123,8 +124,11 @@ def check_out(
     threads: int,
     progress: Progress,
     update: Store | None = None,
+    signature: bytes = b"",
 ) -> Written:
     """Write a manifest's files in the form asked for, block by block.
+
+    ``signature`` is written at the end of the model card, if there is one.
 
     With ``update``, the store that the directory's files may be in, the directory is one that is
     there, of which files are rewritten that differ (mergegit.repository.updating).
@@ -135,6 +139,11 @@ def check_out(
     others lack, and ``NotFinite`` where a number is beyond the range of the dtype.
     """
     files, left_out = _plan_files(store, manifest, form)
+    if signature:
+        files = [
+            (path, [*parts, FilePart(literal=signature)] if path == CARD else parts)
+            for path, parts in files
+        ]
     total = sum(part.nbytes for _, parts in files for part in parts)
     done = 0
 

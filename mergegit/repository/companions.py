@@ -8,6 +8,7 @@ from typing import Final
 
 from mergegit.dtypes import TORCH_NAMES
 
+CARD: Final = "README.md"
 CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
 WEIGHT_SUFFIXES: Final = (

@@ -14,8 +14,9 @@ from mergegit.dtypes import DTYPES
 from mergegit.encoding import hash_block
 from mergegit.merge.layers import Stack, is_input
 from mergegit.objects import BLOCK_ELEMENTS, BlockId, Manifest, Plan, Shard, Tensor, TensorId
-from mergegit.repository.card import CARD, license_line, model_card
+from mergegit.repository.card import license_line, model_card
 from mergegit.repository.companions import (
+    CARD,
     CONFIG,
     INDEX,
     WEIGHT_SUFFIXES,

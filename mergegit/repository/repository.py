@@ -1120,9 +1120,11 @@ class Repository:
         checkout, of which files are rewritten, one by one, that differ. An added checkpoint comes
         back byte for byte, unless its floating tensors are to have another ``dtype`` or its shards
         another size, in bytes or like ``5GB``; then weights beside the model are left out. Of an
-        adapter, ``merged`` writes the base's files with the adapter merged in. Raises
+        adapter, ``merged`` writes the base's files with the adapter merged in. A merge's card ends
+        with the commit's id. Raises
         ``BadTarget``, ``NoSpace``, ``Damaged``, ``BadRecipe``, ``Mismatch`` and ``NotFinite``.
         """
+        from mergegit.repository.card import signature
         from mergegit.repository.checking_out import Contents, Form, check_out
 
         started = time.perf_counter()
@@ -1145,6 +1147,7 @@ class Repository:
                 threads=self.threads,
                 progress=functools.partial(progress, f"checking out {ref}"),
                 update=self.store if update else None,
+                signature=signature(commit_id) if self.store.commit(commit_id).recipe else b"",
             )
         notes += [*written.notes, *(f"left out: {path}" for path in written.left_out)]
         return CheckoutReport(

@@ -215,3 +215,12 @@ def test_second_files_of_weights_do_not_come_along_into_a_merge(
     assert "model.safetensors" in names
     assert "config.json" in names
     assert not names & {"pytorch_model.bin", "consolidated.safetensors"}
+
+
+def test_a_merges_card_ends_with_the_commit_that_it_is(tiny: Repository, tmp_path: Path) -> None:
+    merge(tiny, "math", "code")
+    tiny.checkout("merged", tmp_path / "out")
+    last = (tmp_path / "out" / "README.md").read_text().splitlines()[-1]
+    assert last == f"Checked out from mergegit commit `{tiny.resolve('merged').hex()}`."
+    again = tiny.checkout("merged", tmp_path / "out", update=True)
+    assert again.files == 0

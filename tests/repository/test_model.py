@@ -174,7 +174,8 @@ class RepositoryMachine(RuleBasedStateMachine):
             experts, base=self.base.hex(), parameters={"weight": weight}
         )  # type: ignore[union-attr]
         plan = self.repository.plan(recipe)
-        parents = (self.base, *commits)
+        # A model that is named twice, or is the base, is a parent once.
+        parents = tuple(dict.fromkeys((self.base, *commits)))
         tip = model.branches.get(name)
         forward = (
             tip is None
@@ -189,7 +190,7 @@ class RepositoryMachine(RuleBasedStateMachine):
                 return multiple()
             raise AssertionError("a branch moved backwards")
         report = self.repository.merge(plan, branch=name)
-        assert report.read_bytes == (plan.plan.planned_bytes if report.is_new else 0)
+        assert report.read_bytes == (plan.read_bytes if report.is_new else 0)
         if report.is_new:
             assert self.repository.store.commit(report.commit).parents == parents
             model.commits[report.commit] = ModelCommit(
