@@ -184,12 +184,7 @@ class Planner:
         depth = expert.depths[blocks].astype(np.int64)
         total = np.zeros((blocks.size, layers + 1), np.int64)
         np.cumsum(expert.costs[blocks], axis=1, out=total[:, 1:])
-        error = expert.remaining * (self._weights[k] ** 2)[:, None]
-        if expert.units is not None:
-            together = np.zeros_like(error)
-            np.add.at(together, expert.units, error)
-            error = together
-        error = error[blocks]
+        error = self._errors(k, blocks)
         tiny = self.problem.tiny[blocks]
         first = np.minimum(self.problem.first_step, depth)
         rows = np.arange(blocks.size)
@@ -222,6 +217,16 @@ class Planner:
             at[rows] = target
             rows = rows[at[rows] < depth[rows]]
         return parts
+
+    def _errors(self, k: int, blocks: Ints) -> Reals:
+        """The squared error that is left after each layer of an expert's blocks, or of the units
+        that they lead."""
+        expert, weights = self.problem.experts[k], self._weights[k] ** 2
+        if expert.units is None:
+            return expert.remaining[blocks] * weights[blocks][:, None]
+        together = np.zeros_like(expert.remaining)
+        np.add.at(together, expert.units, expert.remaining * weights[:, None])
+        return together[blocks]
 
     def _choose(self, budget_bytes: int | None) -> npt.NDArray[np.uint8]:
         """How many layers of each (expert, block) are read."""

@@ -126,7 +126,7 @@ def test_an_expert_can_be_merged_on_another_base_than_its_delta_has(
     recipe = loaded.recipe(["code", "prose"], base="math")
     plan = loaded.plan(recipe, budget="60%")
     assert loaded.merge(plan).read_bytes == plan.plan.planned_bytes
-    full = loaded.plan(recipe)
+    full = loaded.plan(recipe, anew=True)
     assert loaded.merge(full).read_bytes == full.plan.planned_bytes
 
 
