@@ -8,6 +8,8 @@
     ├── InvalidName            a branch, tag or path that may not be called so
     ├── RefConflict            a ref moved meanwhile, exists already, or would not move forward
     ├── Busy                   another command is at work that this one would disturb
+    ├── NotStarted             a command that goes on with what was not begun
+    ├── BadCommand             a program to be called that can't be run, or fails to do its part
     ├── BadCheckpoint          a checkpoint on disk that can't be read as one
     ├── Mismatch               models that can't be merged as they are
     ├── BadRecipe              an unknown method, parameter or value in what was asked
@@ -67,6 +69,14 @@ class RefConflict(MergegitError):
 
 class Busy(MergegitError):
     """Another command is at work that this one would disturb."""
+
+
+class NotStarted(MergegitError):
+    """A command that goes on with what was not begun."""
+
+
+class BadCommand(MergegitError):
+    """A program of the user's that can't be run, or that does not do its part."""
 
 
 class BadCheckpoint(MergegitError):

@@ -19,7 +19,7 @@ from tests.families import Family
 
 ERRORS = [
     "NotARepository", "UnusableRepository", "UnknownRef", "AmbiguousRef", "InvalidName",
-    "RefConflict", "Busy", "BadCheckpoint", "Mismatch", "BadRecipe", "BadBudget", "NoBase",
+    "RefConflict", "Busy", "NotStarted", "BadCommand", "BadCheckpoint", "Mismatch", "BadRecipe", "BadBudget", "NoBase",
     "NotFinite", "BadTarget", "Damaged", "NoSpace", "Unconfirmed",
 ]  # fmt: skip
 
@@ -77,6 +77,8 @@ VERBS = {
         "expert", "onto", "budget", "branch", "message", "encoding", "ignore_extra",
         "allow_nonfinite", "dry_run", "progress",
     ],
+    "merge_unnamed": ["plan", "message", "progress"],
+    "bisection": [],
     "replay": ["ref", "progress"],
     "distance": ["ref", "budget", "progress"],
     "verify": ["ref", "replay", "progress"],

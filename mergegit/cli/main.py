@@ -39,6 +39,7 @@ _GROUPS: Final = {
         "blame": "show what each tensor of a merge was made of",
         "reflog": "show where branches and tags stood",
         "status": "show what the repository holds and takes",
+        "bisect": "find the commit or expert that breaks a test",
     },
     "Name": {
         "branch": "list, make, rename or delete branches",

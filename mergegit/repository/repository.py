@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from mergegit.merge.mergekit_yaml import Document
     from mergegit.merge.plan import Planner
     from mergegit.merge.recipe import Recipe
+    from mergegit.repository.bisecting import Bisection
     from mergegit.repository.blaming import BlameReport
     from mergegit.repository.checking import CheckReport
     from mergegit.repository.comparing import DiffReport
@@ -708,8 +709,10 @@ class Repository:
         *,
         reason: str | None = None,
         replaces: CommitId | None = None,
+        is_named: bool = True,
     ) -> MergeReport:
-        """``merge``, for a ``reason`` of its own; ``replaces`` is as for ``merge_branch``."""
+        """``merge``, for a ``reason`` of its own; ``replaces`` is as for ``merge_branch``. What is
+        not named is on no branch."""
         from mergegit.merge.mergekit_yaml import write_documents
         from mergegit.merge.recipe import Recipe
         from mergegit.repository import merging
@@ -727,7 +730,9 @@ class Repository:
                     f"the plan names commit {short(commit_id)}, which is not in the repository",
                     hint="make the plan again",
                 )
-        name, tip = lineage.merge_branch(self.store, branch, recipe, plan.id, parents, replaces)
+        name, tip = "a merge on no branch", None
+        if is_named:
+            name, tip = lineage.merge_branch(self.store, branch, recipe, plan.id, parents, replaces)
         if tip is not None and lineage.is_this_merge(self.store, tip, plan.id, parents):
             sweep(self.store.location)  # where a killed run had no more than that left to do
             return MergeReport(tip, name, False, plan, 0, 0, 0, time.perf_counter() - started)
@@ -781,7 +786,8 @@ class Repository:
                 )
             )
             reason = reason or f"merge: {', '.join(expert.ref for expert in recipe.experts)}"
-            transaction.publish(self._ref_update("heads", name, tip, commit_id, reason))
+            update = self._ref_update("heads", name, tip, commit_id, reason) if is_named else None
+            transaction.publish(update)
         return MergeReport(
             commit=commit_id,
             branch=name,
@@ -792,6 +798,12 @@ class Repository:
             written_bytes=transaction.block_bytes,
             seconds=time.perf_counter() - started,
         )
+
+    def merge_unnamed(
+        self, plan: PlanReport, *, message: str | None = None, progress: Progress = _silent
+    ) -> CommitId:
+        """``merge`` to a commit that is on no branch: the next `gc` collects it."""
+        return self._merge(plan, None, message, "delta", progress, is_named=False).commit
 
     # -- task vectors ----------------------------------------------------------------------------
 
@@ -958,14 +970,15 @@ class Repository:
         from mergegit.repository import replaying
 
         commit_id, inputs = self._inputs_of_merge(ref, progress)
-        return replaying.replay(
-            self.store,
-            ref,
-            commit_id,
-            inputs,
-            threads=self.threads,
-            progress=lambda done, total: progress(f"replaying {ref}", done, total),
-        )
+        with self._explained():
+            return replaying.replay(
+                self.store,
+                ref,
+                commit_id,
+                inputs,
+                threads=self.threads,
+                progress=lambda done, total: progress(f"replaying {ref}", done, total),
+            )
 
     @_leased
     def distance(
@@ -983,14 +996,15 @@ class Repository:
         commit_id, inputs = self._inputs_of_merge(ref, progress)
         planner = Planner(planning.problem_of(self.store, inputs))
         nbytes = parsed.bytes_of(planner.problem.raw_bytes) if parsed else None
-        return replaying.distance(
-            self.store,
-            commit_id,
-            plan_report(planner.plan(nbytes), budget),
-            inputs,
-            threads=self.threads,
-            progress=lambda done, total: progress(f"merging {ref} again", done, total),
-        )
+        with self._explained():
+            return replaying.distance(
+                self.store,
+                commit_id,
+                plan_report(planner.plan(nbytes), budget),
+                inputs,
+                threads=self.threads,
+                progress=lambda done, total: progress(f"merging {ref} again", done, total),
+            )
 
     def _inputs_of_merge(self, ref: str, progress: Progress) -> tuple[CommitId, Inputs]:
         """A merge's commit, and all that its models' objects say, with their statistics."""
@@ -1005,6 +1019,12 @@ class Repository:
         inputs = self._gather(Recipe.from_json(commit.recipe), progress)
         self._take_statistics(inputs, progress)
         return commit_id, inputs
+
+    def bisection(self) -> Bisection:
+        """The bisection that is under way, or may be started."""
+        from mergegit.repository.bisecting import Bisection
+
+        return Bisection(self)
 
     @_leased
     def verify(

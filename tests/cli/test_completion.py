@@ -26,7 +26,7 @@ def test_a_script_for_each_shell(shell: str, nowhere: CommandLine) -> None:
 
 
 def test_commands(mergegit: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert complete(mergegit, monkeypatch, "mergegit ch") == ["checkout"]
+    assert complete(mergegit, monkeypatch, "mergegit ch") == ["checkout", "cherry-pick"]
 
 
 @pytest.mark.parametrize(
