@@ -19,7 +19,8 @@ from tests.families import Family
 
 ERRORS = [
     "NotARepository", "UnusableRepository", "UnknownRef", "AmbiguousRef", "InvalidName",
-    "RefConflict", "Busy", "NotStarted", "BadCommand", "BadCheckpoint", "Mismatch", "BadRecipe", "BadBudget", "NoBase",
+    "RefConflict", "Busy", "NotStarted", "BadCommand", "BadCheckpoint", "Mismatch", "BadRecipe",
+    "BadBudget", "NoBase",
     "NotFinite", "BadTarget", "Damaged", "NoSpace", "Unconfirmed",
 ]  # fmt: skip
 

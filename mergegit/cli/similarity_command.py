@@ -57,7 +57,7 @@ def command(
 ) -> None:
     """Show how alike the changes are that the experts REF made to their common base.
 
-    Without a REF, of all branches that stand on one base. Cosines near 0 are of experts that merge
+    Without a REF, of all that were added on one base. Cosines near 0 are of experts that merge
     without a quarrel; near 1, of experts that learned the same; below 0, of experts that undo one
     another. Without --exact all is estimated from what was measured when they were added, and
     nothing is read.

@@ -133,7 +133,7 @@ def similarity(
     if len(experts) < 2:
         raise BadRecipe(
             f"{experts[0].name} alone is similar to nothing",
-            hint="name two or more refs, or none for all branches of one base",
+            hint="name two or more refs, or none for all experts that were added on one base",
         )
     below = base or _common_base(store, experts)
     seen = [see(store, expert) for expert in experts]
@@ -155,14 +155,15 @@ def similarity(
 
 
 def siblings(store: Store, base: ResolvedRef | None) -> tuple[ResolvedRef, tuple[ResolvedRef, ...]]:
-    """A base and all branches that stand on it: by default the one that most branches stand on.
+    """A base and the experts that were added on it, merges left out: by default the base that most
+    branches stand on.
 
     Raises ``NoBase`` where two bases have as many, or where there are no two branches of any.
     """
     parents = {
         ResolvedRef(name, commit): store.commit(commit).parents[0]
         for name, commit in sorted(store.refs.all("heads").items())
-        if store.commit(commit).parents
+        if store.commit(commit).parents and store.commit(commit).recipe is None
     }
     counts = Counter(parents.values())
     if base is None:

@@ -1287,7 +1287,7 @@ class Repository:
         progress: Progress = _silent,
     ) -> SimilarityReport:
         """How alike the changes are that experts made to their common base: by default those of
-        all branches that stand on one base.
+        all branches that were added on one base.
 
         Estimated from statistics, or with ``exact`` read. ``patterns`` restrict it to tensors whose
         names hold one of them. Raises ``BadRecipe``, ``NoBase`` and ``UnknownRef``.

@@ -44,9 +44,9 @@ def test_what_is_read_is_not_marked(mergegit: CommandLine) -> None:
     assert "520 elements, read" in out
 
 
-def test_without_refs_all_branches_of_the_base(mergegit: CommandLine) -> None:
+def test_without_refs_all_experts_of_the_base(mergegit: CommandLine) -> None:
     facts = mergegit.ok("similarity", "--json").json
-    assert [expert["ref"] for expert in facts["experts"]] == ["code", "math", "merged", "prose"]
+    assert [expert["ref"] for expert in facts["experts"]] == ["code", "math", "prose"]
     assert facts["base"]["ref"] == "base"
 
 

@@ -154,12 +154,13 @@ def test_experts_that_did_nothing_have_no_cosine(lineages: Repository) -> None:
         assert report.overlaps[0][1].share == 0.0
 
 
-def test_without_refs_it_is_about_all_branches_of_one_base(lineages: Repository) -> None:
+def test_without_refs_it_is_about_all_that_was_added_on_one_base(lineages: Repository) -> None:
     report = lineages.similarity()
     names = {expert.name for expert in report.experts}
     assert report.base.name == "base"
-    assert {"math", "code", "prose", "kin", "both", "all"} <= names
-    assert not {"base", "grown", "later"} & names  # a base, without one, and of another one
+    assert {"math", "code", "prose", "kin"} <= names
+    # A base, one without and one of another, and merges.
+    assert not {"base", "grown", "later", "both", "all"} & names
 
 
 def test_a_merge_beside_its_expert_is_compared_on_the_base_of_both(lineages: Repository) -> None:
