@@ -7,8 +7,16 @@ from typing import Any
 
 import click
 
-from mergegit.cli.text import human_bytes, human_seconds, local_time, printable
-from mergegit.objects import Commit, CommitId
+from mergegit.cli.text import (
+    error_number,
+    human_bytes,
+    human_seconds,
+    local_time,
+    percent,
+    plural,
+    printable,
+)
+from mergegit.objects import Commit, CommitId, Plan
 from mergegit.repository import Repository
 from mergegit.repository.naming import short
 
@@ -98,6 +106,41 @@ def execution_line(execution: Mapping[str, Any]) -> str:
         f"wrote {human_bytes(execution['written_bytes'])} "
         f"in {human_seconds(execution['seconds'])}"
     )
+
+
+def merge_story(plan: Plan, execution: Mapping[str, Any]) -> list[str]:
+    """How a merge came about: what it might read, planned and read, and what it was made with."""
+    full = human_bytes(plan.raw_bytes)
+    allowed = f"no budget, of {full}"
+    if plan.budget_bytes is not None:
+        share = percent(plan.budget_bytes, plan.raw_bytes)
+        allowed = f"{human_bytes(plan.budget_bytes)}, {share} of {full}"
+    error = f"predicted {error_number(plan.predicted_error)} of the merged delta"
+    if plan.error_bound is not None:
+        error += f", at most {error_number(plan.error_bound)}"
+    else:
+        error += " (an estimate)"
+    read = f"{human_bytes(execution['read_bytes'])} of experts"
+    if execution.get("spared_bytes"):
+        read += f", and {human_bytes(execution['spared_bytes'])} known from earlier merges"
+    lines = [
+        f"budget   {allowed}",
+        f"planned  {human_bytes(plan.planned_bytes)} of experts, "
+        f"{human_bytes(plan.base_bytes)} of the base",
+        f"error    {error}",
+        f"read     {read}; {human_bytes(execution['base_read_bytes'])} of the base",
+        f"wrote    {human_bytes(execution['written_bytes'])} in "
+        f"{human_seconds(execution['seconds'])}",
+    ]
+    software = {"mergegit": execution.get("mergegit"), **execution.get("software", {})}
+    order = ("mergegit", "python", "numpy", "numba", "blas")
+    named = ", ".join(f"{name} {software[name]}" for name in order if software.get(name))
+    lines += [f"with     {printable(named)}"] if named else []
+    machine = execution.get("machine")
+    if isinstance(machine, Mapping):
+        where = f"{machine['system']}, {machine['processor']}"
+        lines.append(f"on       {printable(where)}, {plural(machine['threads'], 'thread')}")
+    return lines
 
 
 def commit_json(commit_id: CommitId, commit: Commit, names: Sequence[str]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def _dtype(_ctx: click.Context, param: click.Parameter, value: str | None) -> st
         raise click.BadParameter(str(error), param=param) from None
 
 
-def _complete_method(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+def complete_method(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from mergegit.merge.methods import METHODS
 
     return [name for name in METHODS if name.startswith(incomplete)]
@@ -88,7 +88,7 @@ def merge_options(function: _F) -> _F:
         ),
         click.option(
             "--method", metavar="METHOD", default="task_arithmetic", show_default=True,
-            shell_complete=_complete_method, help="How to merge; `mergegit methods` lists them.",
+            shell_complete=complete_method, help="How to merge; `mergegit methods` lists them.",
         ),
         click.option(
             "-p", "parameters", multiple=True, metavar="KEY=VALUE", callback=_assignments,

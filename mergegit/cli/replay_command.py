@@ -89,6 +89,7 @@ def replay_json(report: ReplayReport) -> dict[str, Any]:
         "files": list(report.files),
         "stored_otherwise": report.is_refitted,
         "portable": report.is_portable,
+        "elsewhere": list(report.elsewhere),
         "read_bytes": report.read_bytes,
         "base_read_bytes": report.base_read_bytes,
         "seconds": round(report.seconds, 3),
@@ -161,6 +162,8 @@ def _print_replay(ref: str, report: ReplayReport, limit: int | None) -> None:
                 f"  {report.method} works on whole matrices: it has the same bits only on the same "
                 "machine, with the same libraries"
             )
+        for fact in report.elsewhere:
+            click.echo(f"  it was merged with {printable(fact)}")
     if report.is_refitted:
         click.echo("  its experts are stored in another form by now; the same was read of them")
     click.echo(

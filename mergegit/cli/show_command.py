@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from mergegit.cli.commit_text import commit_json, full_lines, names_by_commit
+from mergegit.cli.commit_text import commit_json, full_lines, merge_story, names_by_commit
 from mergegit.cli.common import complete_ref, json_option, open_repository, print_json
 from mergegit.cli.plan_text import plan_json, print_plan, print_table
 from mergegit.cli.text import human_bytes, plural, printable
@@ -90,7 +90,10 @@ def _show_commit(
         f"beside {plural(len(manifest.files), 'other file')}"
     )
     if commit.plan is not None:
-        print_plan(PlanReport(commit.plan, repository.store.plan(commit.plan), None))
+        plan = repository.store.plan(commit.plan)
+        if commit.execution is not None:
+            click.echo("\n".join(merge_story(plan, commit.execution)))
+        print_plan(PlanReport(commit.plan, plan, None))
 
 
 def _recipe_text(text: str, value: object, given: bool) -> str:

@@ -28,6 +28,7 @@ from mergegit.repository.merging import Counts, merged_tensors
 from mergegit.repository.planning import LAYERS, Inputs, Progress, problem_of
 from mergegit.repository.remembering import Remembered, Spared
 from mergegit.repository.reports import PlanReport
+from mergegit.repository.surroundings import differences, surroundings
 from mergegit.repository.vocabularies import token_files
 from mergegit.storage.store import Store
 
@@ -55,7 +56,8 @@ class ReplayReport:
     the same, bit for bit, where both are one. ``tensors`` are those that differ, ``files`` the
     paths of other files that do. ``is_refitted`` where experts are stored in another form by now,
     of which the same was read. ``is_portable`` is false for methods that work on whole matrices:
-    these have the same bits only on the same machine, with the same libraries.
+    these have the same bits only on the same machine, with the same libraries. ``elsewhere`` is
+    what the merge was made with that is otherwise here.
     """
 
     commit: CommitId
@@ -70,6 +72,7 @@ class ReplayReport:
     read_bytes: int
     base_read_bytes: int
     seconds: float
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def is_same(self) -> bool:
@@ -368,6 +371,7 @@ def replay(
         read_bytes=outcome.counts.experts.total,
         base_read_bytes=outcome.counts.bases.total,
         seconds=time.perf_counter() - started,
+        elsewhere=tuple(differences(commit.execution or {}, surroundings(threads))),
     )
 
 

@@ -719,6 +719,7 @@ class Repository:
         from mergegit.repository.manifests import merged_manifest
         from mergegit.repository.recipes import document_of
         from mergegit.repository.remembering import Spared
+        from mergegit.repository.surroundings import surroundings
         from mergegit.repository.vocabularies import token_files
 
         started = time.perf_counter()
@@ -782,6 +783,7 @@ class Repository:
                         "base_read_bytes": counts.bases.total,
                         "written_bytes": transaction.block_bytes,
                         "seconds": round(seconds, 3),
+                        **surroundings(self.threads),
                     },
                 )
             )

@@ -85,7 +85,8 @@ class CommandLine:
 
 def environment(**variables: str) -> dict[str, str]:
     """The environment of a command in a process of its own."""
-    return os.environ | {"MERGEGIT_AUTHOR": AUTHOR, "PYTHONPATH": os.getcwd()} | variables
+    known = {"MERGEGIT_AUTHOR": AUTHOR, "MERGEGIT_PAGER": "cat", "PYTHONPATH": os.getcwd()}
+    return os.environ | known | variables
 
 
 def run(*arguments: str | Path, cwd: Path, **variables: str) -> Result:

@@ -49,8 +49,8 @@ def test_the_commit_has_base_and_experts_for_parents(
     assert commit["message"] == "both"
     assert commit["execution"]["mergegit"] == VERSION
     assert sorted(commit["execution"]) == [
-        "base_read_bytes", "mergegit", "read_bytes", "recipe", "seconds", "spared_bytes",
-        "written_bytes",
+        "base_read_bytes", "machine", "mergegit", "read_bytes", "recipe", "seconds", "software",
+        "spared_bytes", "written_bytes",
     ]  # fmt: skip
 
 

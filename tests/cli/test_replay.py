@@ -15,7 +15,7 @@ from tests.repository.damage import flip, records_of
 NAME = "model.embed_tokens.weight"
 REPLAY_KEYS = [
     "commit", "plan", "method", "same", "manifest", "replayed", "tensors", "files",
-    "stored_otherwise", "portable", "read_bytes", "base_read_bytes", "seconds",
+    "stored_otherwise", "portable", "elsewhere", "read_bytes", "base_read_bytes", "seconds",
 ]  # fmt: skip
 DISTANCE_KEYS = [
     "commit", "plan", "budget", "budget_bytes", "planned_bytes", "own_planned_bytes",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mergegit._version import VERSION
+from mergegit.cli.text import error_number, human_bytes
 from tests.cli.conftest import CommandLine
 from tests.cli.test_log import COMMIT_KEYS
 from tests.cli.test_plan import KEYS
@@ -91,3 +94,33 @@ def test_what_is_not_there(text: str, mergegit: CommandLine) -> None:
     message, hint = mergegit("show", text).failed()
     assert text in message
     assert hint
+
+
+def test_a_merge_tells_how_it_came_about(mergegit: CommandLine) -> None:
+    facts = mergegit.ok("show", "merged", "--json").json
+    plan = mergegit.ok("show", facts["plan"], "--json").json
+    lines = mergegit.ok("show", "merged").lines
+    start = next(n for n, line in enumerate(lines) if line.startswith("budget "))
+    story = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[start : start + 7]}
+    assert list(story) == ["budget", "planned", "error", "read", "wrote", "with", "on"]
+    assert story["budget"].startswith(human_bytes(plan["budget_bytes"]) + ", 60.0% of ")
+    planned = plan["planned_bytes"] + plan["remembered_bytes"]
+    assert story["planned"].startswith(f"{human_bytes(planned)} of experts, ")
+    error = error_number(plan["predicted_error"])
+    assert story["error"].startswith(f"predicted {error} of the merged delta, at most ")
+    assert story["read"].startswith(human_bytes(facts["execution"]["read_bytes"]))
+    assert story["with"].startswith(
+        f"mergegit {VERSION}, python {platform.python_version()}, numpy"
+    )
+    assert story["on"].endswith(" threads") or story["on"].endswith(" thread")
+    assert lines[start + 7].startswith("plan ")
+
+
+def test_what_was_known_from_earlier_merges_is_told(mergegit: CommandLine) -> None:
+    mergegit.ok("merge", "math", "code", "-p", "math.weight=0.5", "--budget", "60%", "-b", "again")
+    mergegit.ok("merge", "math", "code", "-p", "math.weight=0.5", "-b", "whole", "-m", "so")
+    out = mergegit.ok("show", "whole").out
+    assert "no budget, of " in out
+    execution = mergegit.ok("show", "whole", "--json").json["execution"]
+    known = execution["spared_bytes"]
+    assert (f"and {human_bytes(known)} known from earlier merges" in out) == (known > 0)

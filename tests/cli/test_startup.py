@@ -39,7 +39,9 @@ def modules_of(*arguments: str, cwd: Path, **variables: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "command",
-    ["--help", "--version", "log", "log --graph --json", "show merged", "show math --json",
+    ["--help", "--version", "log", "log --graph --json", "show merged",
+     "log --graph --stat -- norm", "log --method ties", "log --format %h%E%r", "bisect --help",
+     "show math --json",
      "status", "branch", "branch x math", "branch -m math maths", "branch -d math", "tag",
      "tag x math", "init", "completion bash", "show nothing", "nonsense", "add --help",
      "merge --help", "diff merged v1", "diff math math --json"],

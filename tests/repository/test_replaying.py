@@ -301,3 +301,17 @@ def test_vocabularies_are_aligned_again(repository: Repository, tmp_path: Path) 
     assert 0.0 < repository.distance("union").error < 1.0
     repository.gc(expire=0, grace=0)  # what was aligned for the merge, no ref reaches
     assert repository.replay("union").is_same
+
+
+def test_what_is_otherwise_here_is_told(zoo: Repository) -> None:
+    assert zoo.replay("tenth").elsewhere == ()
+    commit = zoo.commit("tenth")
+    assert commit.execution is not None
+    software = {**commit.execution["software"], "numpy": "1.0.0"}
+    execution = {**commit.execution, "software": software}
+    with zoo.store.transaction() as transaction:
+        made = transaction.write_commit(dataclasses.replace(commit, execution=execution))
+        transaction.publish()
+    report = zoo.replay(made.hex())
+    assert report.is_same
+    assert [fact.split(",")[0] for fact in report.elsewhere] == ["numpy 1.0.0"]
