@@ -262,7 +262,7 @@ class _Blamer:
                 continue
             commit = record.recipe.experts[share.expert].commit
             gain = math.copysign(share.gain * math.sqrt(share.known or 0.0), share.weight)
-            for delta, part in self._parts(commit, share.name, share.tensor, merged.base).items():
+            for delta, part in self._parts(commit, share.name, share.tensor, share.base).items():
                 ways = tuple(
                     replace(
                         way,

@@ -16,6 +16,7 @@ from mergegit.merge.recipe import Recipe, resolved
 from mergegit.objects import Commit, CommitId, Plan, Tensor, TensorId
 from mergegit.repository.figures import Figure
 from mergegit.repository.known import Doubles, Knowledge, Known, apart
+from mergegit.repository.moving import Pair
 from mergegit.repository.planning import LAYERS, Inputs, Part, context_of
 from mergegit.statistics import SKETCH_BUCKETS, TensorStatistics
 from mergegit.storage.store import Store
@@ -43,7 +44,8 @@ class BlocksRead:
 class Share:
     """What an expert gave to one merged tensor.
 
-    ``name`` and ``tensor`` are the tensor's in the expert, None where it lacks it.
+    ``name`` and ``tensor`` are the tensor's in the expert, None where it lacks it; ``base`` is the
+    tensor that its delta was taken from: the merge's base's, or that of a base of its own.
     ``parameters`` are the expert's own as they apply here. ``weight`` is what its delta is
     multiplied by, lambda and normalisation included, in expectation where elements are dropped at
     random; ``gain`` squared is what its energy is multiplied by. ``known`` is the fraction of its
@@ -53,6 +55,7 @@ class Share:
     expert: int
     name: str
     tensor: TensorId | None
+    base: TensorId
     parameters: Parameters
     weight: float
     gain: float
@@ -148,7 +151,7 @@ class MergeRecord:
         merged = self.tensor(name)
         if not self.recipe.method.additive or not merged.keeps_base:
             return None
-        shares = [share for share in merged.shares if share.tensor not in (None, merged.base)]
+        shares = [share for share in merged.shares if share.tensor not in (None, share.base)]
         if any(share.statistics is None for share in shares):
             return None
         base = self.inputs.base.tensors[name]
@@ -163,15 +166,17 @@ class MergeRecord:
         return _sum_of(shares, base.elements, rounding)
 
     def _statistics(self, name: str, part: Part) -> list[TensorStatistics | None]:
-        base = self.inputs.base.ids[name]
         found: list[TensorStatistics | None] = []
         for k in part.experts:
-            tensor = self.inputs.experts[k].ids.get(name)
-            data = None
-            if tensor is not None and tensor != base:
-                data = self._store.read_statistics(tensor, base)
+            pair, data = self._pair(k, name), None
+            if pair is not None and pair.tensor_id != pair.base_id:
+                data = self._store.read_statistics(pair.tensor_id, pair.base_id)
             found.append(None if data is None else TensorStatistics.from_bytes(data))
         return found
+
+    def _pair(self, k: int, name: str) -> Pair | None:
+        """An expert's tensor and what its delta was taken from; None where it lacks it."""
+        return self.inputs.pair(k, name) if name in self.inputs.experts[k].tensors else None
 
     def _share(
         self,
@@ -183,11 +188,13 @@ class MergeRecord:
         statistics: TensorStatistics | None,
     ) -> Share:
         weight = float(coefficients.amplitudes[at])
+        pair = self._pair(k, name)
         read, known = self._read(name, k, weight, statistics)
         return Share(
             expert=k,
             name=self.inputs.experts[k].own_name(name),
-            tensor=self.inputs.experts[k].ids.get(name),
+            tensor=pair.tensor_id if pair is not None else None,
+            base=pair.base_id if pair is not None else self.inputs.base.ids[name],
             parameters=parameters,
             weight=weight,
             gain=float(coefficients.spreads[at]),
@@ -200,8 +207,9 @@ class MergeRecord:
         self, name: str, k: int, weight: float, statistics: TensorStatistics | None
     ) -> tuple[BlocksRead, float | None]:
         """How far an expert's blocks were read, and the fraction of the delta's energy in that."""
-        base = self.inputs.base.tensors[name]
-        tensor = self.inputs.experts[k].tensors.get(name)
+        pair = self._pair(k, name)
+        tensor = pair.tensor if pair is not None else None
+        base = pair.base if pair is not None else self.inputs.base.tensors[name]
         start = self._starts[name]
         layers = np.frombuffer(self.plan.experts[k].layers, np.uint8)[start : start + len(base)]
         depths = self._depths(k, tensor, base, layers)

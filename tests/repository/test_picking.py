@@ -545,3 +545,26 @@ def test_the_card_says_what_was_added(zoo: Repository) -> None:
     card = zoo.manifest("pair").files["README.md"]
     text = b"".join(map(zoo.store.read_block, zoo.tensor(card).blocks())).decode()
     assert "| prose (what it changed of base) |" in text
+
+
+def test_what_was_carried_is_blamed_on_who_changed_it(zoo: Repository) -> None:
+    math = zoo.resolve("math")
+    zoo.cherry_pick("prose", onto="pair", scale=0.5, budget="10%")
+    (one,) = next(t for t in zoo.blame("pair").tensors if t.name == UP).contributions
+    assert (one.ref, one.weight, one.share) == ("prose", 0.5, 1.0)
+    assert one.ways[0].reads[0].partly
+    zoo.rebase("math", onto="next")
+    zoo.merge(zoo.plan(zoo.recipe(["math"], parameters={"weight": 0.5})), branch="half")
+    (one,) = next(t for t in zoo.blame("half").tensors if t.name == UP).contributions
+    assert (one.commit, one.weight, one.share) == (math, 0.5, 1.0)
+
+
+def test_what_was_carried_is_compared_without_reading(zoo: Repository) -> None:
+    zoo.rebase("math", onto="next")
+    told, read = (
+        {change.name: change.norm for change in zoo.diff("next", "math", exact=exact).tensors}
+        for exact in (False, True)
+    )
+    assert read[UP] is not None
+    assert told[UP] is not None
+    assert told[UP].value == pytest.approx(read[UP].value, rel=0.02)
