@@ -83,8 +83,10 @@ class _Commands(click.Group):
             return None
         module = f"mergegit.cli.{name.replace('-', '_')}_command"
         command: click.Command = importlib.import_module(module).command
-        if not any(option.name == "directory_to_enter" for option in command.params):
-            command.params += [_directory_option(hidden=True), _debug_option(hidden=True)]
+        parts = command.commands.values() if isinstance(command, click.Group) else ()
+        for one in (command, *parts):
+            if not any(option.name == "directory_to_enter" for option in one.params):
+                one.params += [_directory_option(hidden=True), _debug_option(hidden=True)]
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

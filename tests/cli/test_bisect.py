@@ -209,3 +209,12 @@ def test_wrong_usage(three: CommandLine) -> None:
 )
 def test_every_part_explains_itself(three: CommandLine, name: str) -> None:
     assert three.ok("bisect", name, "--help").out.startswith(f"Usage: mergegit bisect {name} ")
+
+
+def test_every_part_takes_a_directory(three: CommandLine, nowhere: CommandLine) -> None:
+    nowhere("bisect", "start", "three", "-C", three.directory)
+    assert (
+        three.ok("bisect", "status").lines
+        == nowhere.ok("bisect", "status", "-C", three.directory).lines
+    )
+    nowhere.ok("bisect", "reset", "-C", three.directory)

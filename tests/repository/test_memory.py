@@ -112,3 +112,23 @@ def test_converting_into_one_shard_takes_no_more_than_its_blocks(tmp_path: Path)
     verbs = (f"add {path}", f"checkout noise {tmp_path}/out dtype=float32 shard_size=5GB")
     assert peak(tmp_path / "repository", *verbs) < 350
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > 480 * MIB
+
+
+def test_merging_again_and_comparing_takes_no_more_for_more(tmp_path: Path) -> None:
+    peaks = []
+    for size in (80, 320):
+        base = noise_checkpoint(tmp_path / f"base{size}.safetensors", size * MIB)
+        expert = noise_checkpoint(tmp_path / f"expert{size}.safetensors", size * MIB, step=3)
+        peaks.append(
+            peak(
+                tmp_path / f"repository{size}",
+                f"add {base}",
+                f"add {expert}",
+                f"cherry_pick expert{size} onto=base{size} branch=picked budget=20%",
+                "replay picked",
+                "distance picked budget=100%",
+                "verify picked",
+            )
+        )
+    assert peaks[1] < peaks[0] + 40
+    assert peaks[1] < 400
