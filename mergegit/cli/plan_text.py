@@ -83,6 +83,11 @@ def print_plan(report: PlanReport) -> None:
             f"  {human_bytes(report.spared_bytes)} of that is remembered from earlier merges; "
             f"{human_bytes(report.read_bytes)} will be read"
         )
+    if report.aligned_bytes:
+        click.echo(
+            f"  aligned the vocabularies first, once: read {human_bytes(report.aligned_bytes)} of "
+            "the experts' embeddings, which no budget counts"
+        )
     word = "" if plan.error_bound is not None else " (an estimate)"
     click.echo(
         f"  reads {human_bytes(report.base_read_bytes)} of the base, "
