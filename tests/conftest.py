@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from mergegit import Repository
 from tests.families import Family, make_family, make_tiny_family
+
+# Kernels are compiled when they are first called, and machines are busy: time proves nothing here.
+settings.register_profile("mergegit", deadline=None)
+settings.load_profile("mergegit")
 
 
 @pytest.fixture(scope="session")
